@@ -1,0 +1,22 @@
+import { ConfigError, readConfig } from '../src/config.ts'
+import { startEmbedded } from '../src/embedded.ts'
+import { createLog } from '../src/log.ts'
+import { migrate } from '../src/migrate.ts'
+import { queueSettings } from '../src/service.ts'
+
+// Applies migrations and leaves: for deployments that migrate in a step of their own and start with --no-migrate.
+try {
+  const config = readConfig(process.env)
+  const log = createLog(config.LOG_LEVEL)
+  const embedded = config.DATABASE_URL ? null : await startEmbedded('.waybill', log)
+  try {
+    await migrate(config.DATABASE_URL ?? embedded?.url ?? '', log, queueSettings(config))
+    log.info('migrate.done')
+  } finally {
+    await embedded?.stop()
+  }
+} catch (error) {
+  const lines = error instanceof ConfigError ? error.problems : [String(error)]
+  process.stderr.write(`${lines.map((line) => `waybill: ${line}`).join('\n')}\n`)
+  process.exitCode = 1
+}

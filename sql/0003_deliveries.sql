@@ -1,0 +1,89 @@
+-- What happened: events, one delivery per (event, endpoint), and every attempt. Partitioned by id, which carries its time,
+-- a day each: a look-up by id reads one partition, a time filter becomes id bounds, retention drops whole partitions.
+-- Payloads and response bodies are text, never jsonb: jsonb reorders keys, drops duplicates and refuses \u0000.
+
+create type waybill.delivery_status as enum ('pending', 'retrying', 'delivered', 'dead_lettered');
+create type waybill.dead_letter_reason as enum ('retries_exhausted', 'endpoint_gone', 'worker_lost', 'monthly_attempt_limit');
+create type waybill.retry_state as enum ('succeeded', 'will_retry', 'exhausted');
+
+create table waybill.events (
+  tenant_id text not null,
+  event_id uuid not null,
+  event_type text not null,
+  payload text not null,
+  idempotency_key text,
+  delivery_count int not null,
+  primary key (tenant_id, event_id)
+) partition by range (event_id);
+
+create table waybill.deliveries (
+  tenant_id text not null,
+  delivery_id uuid not null,
+  event_id uuid not null,
+  endpoint_id uuid not null,
+  event_type text not null,
+  status waybill.delivery_status not null default 'pending',
+  -- True while the delivery waits outside the queue, for its endpoint to take deliveries again.
+  held boolean not null default false,
+  attempt_count int not null default 0,
+  next_attempt_at timestamptz,
+  last_attempt_at timestamptz,
+  last_status_code smallint,
+  last_error text,
+  dead_letter_reason waybill.dead_letter_reason,
+  updated_at timestamptz not null,
+  completed_at timestamptz,
+  primary key (tenant_id, delivery_id)
+) partition by range (delivery_id);
+
+-- Only what is not finished: what an endpoint still owes, what is overdue, what may have lost its job.
+create index deliveries_live on waybill.deliveries (tenant_id, endpoint_id, delivery_id)
+  where status in ('pending', 'retrying');
+create index deliveries_dead on waybill.deliveries (tenant_id, delivery_id) where status = 'dead_lettered';
+
+create table waybill.attempts (
+  tenant_id text not null,
+  delivery_id uuid not null,
+  attempt_number int not null,
+  endpoint_id uuid not null,
+  url text not null,
+  status_code smallint,
+  error text,
+  error_message text,
+  response_body text,
+  response_truncated boolean not null,
+  duration_ms int not null,
+  retry_state waybill.retry_state not null,
+  next_attempt_at timestamptz,
+  started_at timestamptz not null,
+  primary key (tenant_id, delivery_id, attempt_number)
+) partition by range (delivery_id);
+
+-- The net below the daily partitions: a row whose day has none is kept, not refused.
+create table waybill.events_default partition of waybill.events default;
+create table waybill.deliveries_default partition of waybill.deliveries default;
+create table waybill.attempts_default partition of waybill.attempts default;
+
+-- Makes the daily partitions from yesterday to `days` ahead that are missing. Each is built aside and attached, because
+-- attaching takes a lock that reads and writes pass, where `create table … partition of` would stop them.
+create function waybill.make_partitions(days int) returns void language plpgsql as $$
+declare
+  kind text;
+  day date;
+  part text;
+begin
+  perform pg_advisory_xact_lock(hashtext('waybill.make_partitions'));
+  foreach kind in array array['events', 'deliveries', 'attempts'] loop
+    for day in select d::date from generate_series((now() at time zone 'utc')::date - 1, (now() at time zone 'utc')::date + days, interval '1 day') d loop
+      part := format('%s_%s', kind, to_char(day, 'YYYYMMDD'));
+      continue when to_regclass('waybill.' || part) is not null;
+      execute format('create table waybill.%I (like waybill.%I including all)', part, kind);
+      if kind = 'deliveries' then
+        -- Every delivery is updated at least once: room in the page keeps the new version beside the old one.
+        execute format('alter table waybill.%I set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05)', part);
+      end if;
+      execute format('alter table waybill.%I attach partition waybill.%I for values from (%L) to (%L)', kind, part,
+        waybill.first_id(day::timestamp at time zone 'utc'), waybill.first_id((day + 1)::timestamp at time zone 'utc'));
+    end loop;
+  end loop;
+end $$;

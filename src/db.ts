@@ -1,0 +1,40 @@
+import postgres from 'postgres'
+import type { Log } from './log.ts'
+
+/** A pool or a transaction: whatever a query runs on. Functions that query take it first. */
+export type Db = postgres.ISql
+/** The pool itself: what can open transactions and listen. */
+export type Pool = postgres.Sql
+
+/**
+ * Opens a pool of at most `max` connections; nothing connects before the first query. Plans are made for the values at
+ * hand (`force_custom_plan`): ids are bounds on partitions, and a generic plan would open every day there is.
+ * `durable: false` lets commits return before they are on disk, for work that a crash may undo, such as claiming a job.
+ */
+export function openDb(url: string, options: { log: Log; name: string; max: number; durable?: boolean }): Pool {
+  return postgres(url, {
+    max: options.max,
+    connect_timeout: 5,
+    // The driver's own backoff grows to 20 s, and every query waits for it: a database that is back is found at once.
+    backoff: () => 0.25,
+    idle_timeout: 300,
+    max_lifetime: 3600,
+    connection: {
+      application_name: `waybill ${options.name}`,
+      plan_cache_mode: 'force_custom_plan',
+      statement_timeout: 30_000,
+      idle_in_transaction_session_timeout: 30_000,
+      ...(options.durable === false && { synchronous_commit: 'off' }),
+    },
+    onnotice: (notice) => options.log.debug({ notice: notice.message }, 'database.notice'),
+  })
+}
+
+const RETRYABLE = new Set(['40P01', '40001'])
+
+/** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization). */
+export const isRetryable = (error: unknown) => error instanceof postgres.PostgresError && RETRYABLE.has(error.code)
+
+/** Whether `error` is a violation of the unique constraint or index `constraint`. */
+export const isDuplicate = (error: unknown, constraint: string) =>
+  error instanceof postgres.PostgresError && error.code === '23505' && error.constraint_name === constraint

@@ -1,0 +1,130 @@
+import { PgBoss } from 'pg-boss'
+import type { Db } from './db.ts'
+import type { Log } from './log.ts'
+
+/** One job per live delivery; the job's id is the delivery's, so a delivery can never be queued twice. */
+export const DELIVERIES = 'deliveries'
+/** Deliveries that were given up on, until the dead-letter worker has marked them. */
+export const DEAD_LETTERS = 'dead_letters'
+
+/**
+ * What a delivery's job carries: its tenant, and how many attempts the delivery had when it was queued (0 unless it is
+ * replayed), so that attempt numbers go on while pg-boss counts its retries from 0.
+ */
+export type DeliveryJob = { tenant_id: string; earlier_attempts?: number }
+
+export type QueueSettings = {
+  attemptTimeoutSeconds: number
+  retryLimit: number
+  retryDelaySeconds: number
+  retryDelayMaxSeconds: number
+}
+
+const FOREVER_SECONDS = 10 * 365 * 86_400
+
+/**
+ * pg-boss on connections of its own: it runs multi-statement transactions, which our driver refuses on a pool.
+ * `work` runs supervision (orphans back in the queue) and the cron clock in this process, else it only answers calls.
+ */
+export function createBoss(url: string, options: { log: Log; work: boolean }): PgBoss {
+  const boss = new PgBoss({
+    connectionString: url,
+    application_name: 'waybill queue',
+    max: 2,
+    migrate: false,
+    supervise: options.work,
+    schedule: options.work,
+    // A killed worker's jobs come back after heartbeatSeconds and up to this much more.
+    superviseIntervalSeconds: 1,
+    monitorIntervalSeconds: 1,
+    // The counts behind this warning say nothing that our own metrics do not say better.
+    warningQueueSize: 1_000_000_000,
+  })
+  boss.on('error', (error) => options.log.error({ err: error }, 'queue.error'))
+  boss.on('warning', (warning) => options.log.warn({ warning: warning.message }, 'queue.warning'))
+  return boss
+}
+
+/**
+ * Installs pg-boss's schema, makes or updates the two queues, and wraps pg-boss's own insert statement in
+ * `waybill.enqueue(jobs)`, so that publishing stays one round trip and still queues exactly as pg-boss would.
+ * Safe when several processes do it at once.
+ */
+export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
+  const boss = new PgBoss({ connectionString: url, max: 1, supervise: false, schedule: false })
+  boss.on('error', (error) => log.error({ err: error }, 'queue.error'))
+  await boss.start()
+  try {
+    // Nothing is ever dropped for being old: paused endpoints wait for as long as they wait.
+    const keep = { retentionSeconds: FOREVER_SECONDS, deleteAfterSeconds: 3600 }
+    const queues = [
+      { name: DEAD_LETTERS, options: { ...keep, retryLimit: 1000, retryDelay: 1, expireInSeconds: 60 } },
+      {
+        name: DELIVERIES,
+        options: {
+          ...keep,
+          deadLetter: DEAD_LETTERS,
+          retryLimit: settings.retryLimit,
+          retryDelay: settings.retryDelaySeconds,
+          retryDelayMax: settings.retryDelayMaxSeconds,
+          retryBackoff: true,
+          expireInSeconds: settings.attemptTimeoutSeconds + 30,
+          heartbeatSeconds: 10,
+        },
+      },
+    ]
+    for (const { name, options } of queues) {
+      if ((await boss.getQueue(name)) === null)
+        await boss.createQueue(name, { ...options, partition: name === DELIVERIES })
+      await boss.updateQueue(name, options)
+    }
+    await boss.getDb().executeSql(`
+      create or replace function waybill.enqueue(jobs text) returns void language plpgsql as $enqueue$
+      #variable_conflict use_column
+      begin
+        ${await captureInsert(boss)};
+      end $enqueue$`)
+  } finally {
+    await boss.stop({ graceful: false })
+  }
+}
+
+/** The text of the statement with which `boss.insert` queues jobs; `$1` is the jobs as JSON. */
+async function captureInsert(boss: PgBoss): Promise<string> {
+  let captured = ''
+  const db = {
+    executeSql: async (text: string) => {
+      captured = text
+      return { rows: [] }
+    },
+  }
+  await boss.insert(DELIVERIES, [], { db })
+  return captured
+}
+
+/** Lets pg-boss run a statement on our transaction, so that a job and what it stands for commit together. */
+export const bossDb = (sql: Db) => ({
+  executeSql: async (text: string, values: unknown[] = []) => ({
+    // biome-ignore lint/suspicious/noExplicitAny: pg-boss hands its own parameters through
+    rows: await sql.unsafe(text, values as any[], { prepare: true }),
+  }),
+})
+
+/**
+ * The ids that a fenced settle really touched: what pg-boss's own workers go by, though its types keep it to themselves.
+ */
+export const settledIds = (response: object): string[] => (response as { settled?: string[] }).settled ?? []
+
+/**
+ * Gives claimed jobs back as if they had not been claimed: due at once, and no retry is spent. Only what is still claimed
+ * as it was (`retryCount`) is touched. Answers with the ids that were given back.
+ */
+export async function unclaim(sql: Db, jobs: { id: string; retryCount: number }[]): Promise<string[]> {
+  // started_on decides whether pg-boss's next fetch counts a retry.
+  const rows = await sql<{ id: string }[]>`
+    update pgboss.job j set state = 'created', started_on = null, heartbeat_on = null
+    from unnest(${jobs.map((job) => job.id)}::uuid[], ${jobs.map((job) => job.retryCount)}::int[]) as u (id, retry_count)
+    where j.name = ${DELIVERIES} and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
+    returning j.id`
+  return rows.map((row) => row.id)
+}
