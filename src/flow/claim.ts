@@ -1,0 +1,137 @@
+import type { PgBoss } from 'pg-boss'
+import type { Pool } from '../db.ts'
+import { bossDb, DELIVERIES, type DeliveryJob } from '../queue.ts'
+
+/** A claimed job with all that its attempt needs. */
+export type Claim = {
+  tenantId: string
+  deliveryId: string
+  /** pg-boss's fence: it names this claim and no later one of the same job. */
+  job: { id: string; retryCount: number }
+  /** The number that this attempt gets, counted over all replays from 1. */
+  attemptNumber: number
+  /** Attempts that have a record; more than one behind `attemptNumber` when a worker was lost. */
+  recordedAttempts: number
+  status: 'pending' | 'retrying'
+  eventId: string
+  eventType: string
+  payload: string
+  endpointId: string
+  url: string
+  /** Sealed signing secrets, newest first. */
+  secrets: Uint8Array[]
+  /** False when the month's attempts are used up: the delivery must not be sent. */
+  withinQuota: boolean
+  /** The database's clock minus this process's, in milliseconds. */
+  clockOffsetMs: number
+}
+
+/** Claimed jobs that are not to be attempted: finished deliveries, and deliveries whose endpoint is inactive. */
+export type Unsendable = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job'>
+
+export type Claimed = { sendable: Claim[]; inactive: Unsendable[]; obsolete: Unsendable[] }
+
+type Row = {
+  tenant_id: string
+  delivery_id: string
+  retry_count: number
+  earlier_attempts: number
+  status: Claim['status'] | 'delivered' | 'dead_lettered' | null
+  attempt_count: number
+  event_id: string
+  event_type: string
+  payload: string
+  endpoint_id: string
+  is_active: boolean
+  url: string
+  signing_secret: Uint8Array
+  previous_secret: Uint8Array | null
+  within_quota: boolean
+  now: Date
+}
+
+/**
+ * Claims at most `max` due jobs and reads what they need, in two statements. Every sendable one is counted against its
+ * tenant's month here, before it is sent, so that the quota holds however many workers claim at once.
+ */
+export async function claimDeliveries(
+  pool: Pool,
+  boss: PgBoss,
+  max: number,
+  monthlyAttempts: number,
+): Promise<Claimed> {
+  const jobs = await boss.fetch<DeliveryJob>(DELIVERIES, { batchSize: max, db: bossDb(pool) })
+  if (jobs.length === 0) return { sendable: [], inactive: [], obsolete: [] }
+  const ids = jobs.map((job) => job.id).sort()
+  const asked = Date.now()
+  const rows = await pool<Row[]>`
+    with jobs as (
+      select * from unnest(
+        ${jobs.map((job) => job.data.tenant_id)}::text[], ${jobs.map((job) => job.id)}::uuid[],
+        ${jobs.map((job) => job.retryCount)}::int[], ${jobs.map((job) => job.data.earlier_attempts ?? 0)}::int[]
+      ) as j (tenant_id, delivery_id, retry_count, earlier_attempts)
+    ), found as (
+      select j.*, d.status, d.attempt_count, d.event_id, d.event_type, d.endpoint_id, e.payload,
+        p.is_active, p.url, p.signing_secret,
+        case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
+        p.is_active and d.status in ('pending', 'retrying') as sendable
+      from jobs j
+      left join waybill.deliveries d on d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
+        and d.delivery_id between waybill.first_delivery_id(${ids[0] as string}) and waybill.last_delivery_id(${ids.at(-1) as string})
+      left join waybill.events e on e.tenant_id = d.tenant_id and e.event_id = d.event_id
+        and e.event_id between waybill.first_delivery_id(${ids[0] as string}) and waybill.last_delivery_id(${ids.at(-1) as string})
+      left join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
+    ), metered as (
+      insert into waybill.usage as u (tenant_id, month, metric, count)
+      select tenant_id, date_trunc('month', now() at time zone 'utc')::date, 'attempts', count(*)
+      from found where sendable group by tenant_id order by tenant_id
+      on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
+      returning tenant_id, count
+    )
+    select f.*, clock_timestamp() as now,
+      m.count - count(*) filter (where f.sendable) over (partition by f.tenant_id)
+        + count(*) filter (where f.sendable) over (partition by f.tenant_id order by f.delivery_id)
+        <= coalesce((t.limits ->> 'monthly_attempts')::bigint, ${monthlyAttempts}) as within_quota
+    from found f join waybill.tenants t using (tenant_id) left join metered m using (tenant_id)`
+  // Half the round trip went by before the database read its clock.
+  const clockOffsetMs = rows[0] ? rows[0].now.getTime() - (asked + Date.now()) / 2 : 0
+  return sortOut(rows, clockOffsetMs)
+}
+
+function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
+  const claimed: Claimed = { sendable: [], inactive: [], obsolete: [] }
+  for (const row of rows) {
+    const ids = {
+      tenantId: row.tenant_id,
+      deliveryId: row.delivery_id,
+      endpointId: row.endpoint_id,
+      job: { id: row.delivery_id, retryCount: row.retry_count },
+    }
+    if (row.status !== 'pending' && row.status !== 'retrying') claimed.obsolete.push(ids)
+    else if (!row.is_active) claimed.inactive.push(ids)
+    else {
+      claimed.sendable.push({
+        ...ids,
+        attemptNumber: row.earlier_attempts + row.retry_count + 1,
+        recordedAttempts: row.attempt_count,
+        status: row.status,
+        eventId: row.event_id,
+        eventType: row.event_type,
+        payload: row.payload,
+        url: row.url,
+        secrets: row.previous_secret ? [row.signing_secret, row.previous_secret] : [row.signing_secret],
+        withinQuota: row.within_quota,
+        clockOffsetMs,
+      })
+    }
+  }
+  return claimed
+}
+
+/** Gives places in the month back for attempts that were counted and then not made. */
+export async function refundAttempts(sql: Pool, tenantIds: string[]): Promise<void> {
+  await sql`
+    update waybill.usage u set count = u.count - r.n
+    from (select tenant_id, count(*) as n from unnest(${tenantIds}::text[]) as t (tenant_id) group by tenant_id order by tenant_id) r
+    where u.tenant_id = r.tenant_id and u.month = date_trunc('month', now() at time zone 'utc')::date and u.metric = 'attempts'`
+}

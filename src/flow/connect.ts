@@ -1,0 +1,135 @@
+import { connect as connectTcp, isIP, type Socket } from 'node:net'
+import { buildConnector, Client } from 'undici'
+import { type AddressRange, isBlockedAddress } from './address.ts'
+import { isLocalhostName } from './destination.ts'
+import { ConnectError, classify, classifyTls, failure } from './failure.ts'
+import type { NameResolver } from './resolve.ts'
+
+/** How long one address gets before the next one is tried beside it (RFC 8305 asks for 250 ms at least). */
+const NEXT_ADDRESS_AFTER_MS = 500
+/** All addresses of a name are checked; no more than these are tried. */
+const MAX_ADDRESSES_TRIED = 8
+
+interface Target {
+  hostname: string
+  port: number
+}
+
+/** Opens a TCP connection to a receiver, or rejects with a ConnectError. The signal ends it, opened or not. */
+export type OpenTcp = (target: Target, signal: AbortSignal) => Promise<Socket>
+
+/**
+ * Connects straight to the receiver. Every address of its name is judged, at every connect; one blocked address
+ * refuses the name, and the socket goes to an address that was judged: a name server that answers differently a
+ * moment later gains nothing.
+ */
+export function openDirectly(resolver: NameResolver, allow: readonly AddressRange[]): OpenTcp {
+  return async ({ hostname, port }, signal) => {
+    const addresses = await findAddresses(hostname, resolver, allow)
+    if (addresses.length === 0 || addresses.some((address) => isBlockedAddress(address, allow))) {
+      throw new ConnectError(failure('blocked_destination'))
+    }
+    signal.throwIfAborted()
+    const socket = await dial(addresses.slice(0, MAX_ADDRESSES_TRIED), port, signal)
+    // The last word belongs to the kernel: whatever was judged above, this is where the bytes would go.
+    if (isBlockedAddress(socket.remoteAddress ?? '', allow)) {
+      socket.destroy()
+      throw new ConnectError(failure('blocked_destination'))
+    }
+    return socket
+  }
+}
+
+/** Connects through an HTTP CONNECT proxy, which resolves the name and filters its addresses itself. */
+export function openThroughProxy(proxyUrl: string): OpenTcp {
+  const { origin, username, password } = new URL(proxyUrl)
+  const credentials = Buffer.from(`${decodeURIComponent(username)}:${decodeURIComponent(password)}`).toString('base64')
+  const headers = username === '' ? {} : { 'proxy-authorization': `Basic ${credentials}` }
+  return async ({ hostname, port }, signal) => {
+    const path = `${isIP(hostname) === 6 ? `[${hostname}]` : hostname}:${port}`
+    const client = new Client(origin, { allowH2: false, connectTimeout: 0, headersTimeout: 0 })
+    const { statusCode, socket } = await client
+      .connect({ path, headers: { ...headers, host: path }, signal })
+      .catch(() => {
+        client.destroy()
+        throw new ConnectError(failure('proxy_error'))
+      })
+    socket.on('error', () => {})
+    if (statusCode === 200) {
+      signal.addEventListener('abort', () => socket.destroy(), { once: true })
+      return socket as Socket
+    }
+    socket.destroy()
+    // 403 is the common answer to a forbidden destination, 407 that of smokescreen.
+    throw new ConnectError(failure(statusCode === 403 || statusCode === 407 ? 'blocked_destination' : 'proxy_error'))
+  }
+}
+
+/** HTTP/1.1 only. One for all clients, so that a receiver's TLS sessions are resumed on later connections. */
+const startTls = buildConnector({ allowH2: false, timeout: 0, rejectUnauthorized: true })
+
+/** The connector of one undici client: TCP by `openTcp`, then TLS where the URL asks for it. */
+export function createConnector(
+  openTcp: OpenTcp,
+  signal: AbortSignal,
+  onConnected: () => void,
+): buildConnector.connector {
+  return (options, callback) => {
+    const secure = options.protocol === 'https:'
+    const port = Number(options.port) || (secure ? 443 : 80)
+    openTcp({ hostname: options.hostname, port }, signal).then(
+      (socket) => {
+        if (!secure) {
+          onConnected()
+          callback(null, socket)
+          return
+        }
+        startTls({ ...options, httpSocket: socket }, (error, tlsSocket) => {
+          if (error) {
+            socket.destroy()
+            callback(new ConnectError(classifyTls(error)), null)
+            return
+          }
+          onConnected()
+          callback(null, tlsSocket as Socket)
+        })
+      },
+      (error) => callback(error instanceof ConnectError ? error : new ConnectError(classify(error)), null),
+    )
+  }
+}
+
+async function findAddresses(
+  hostname: string,
+  resolver: NameResolver,
+  allow: readonly AddressRange[],
+): Promise<string[]> {
+  if (isIP(hostname) !== 0) return [hostname]
+  const name = hostname.replace(/\.$/, '')
+  // Of the two loopback addresses those that the operator exempts.
+  if (isLocalhostName(name)) return ['127.0.0.1', '::1'].filter((address) => !isBlockedAddress(address, allow))
+  return resolver.resolve(name).catch(() => {
+    throw new ConnectError(failure('dns_error'))
+  })
+}
+
+function dial(addresses: string[], port: number, signal: AbortSignal): Promise<Socket> {
+  return new Promise((resolve, reject) => {
+    const socket = connectTcp({
+      host: 'judged',
+      port,
+      signal,
+      noDelay: true,
+      autoSelectFamily: true,
+      autoSelectFamilyAttemptTimeout: NEXT_ADDRESS_AFTER_MS,
+      lookup: (_host, _options, done) =>
+        done(
+          null,
+          addresses.map((address) => ({ address, family: isIP(address) })),
+        ),
+    })
+    socket.once('connect', () => resolve(socket))
+    // Stays: an error between the connect and undici's own listener must not be one that nobody hears.
+    socket.on('error', reject)
+  })
+}

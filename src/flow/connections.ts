@@ -1,0 +1,110 @@
+import { Client } from 'undici'
+import { createConnector, type OpenTcp } from './connect.ts'
+
+/**
+ * How long an unused connection stays open. Node's own server closes its after 5 seconds; to be the first to close
+ * avoids most of the race in which a request meets a connection that the receiver is closing.
+ */
+const IDLE_TIMEOUT_MS = 4000
+/** Unused connections kept in all: whoever registers endpoints chooses how many host names there are. */
+const MAX_IDLE_CONNECTIONS = 512
+const MAX_HEADER_BYTES = 16_384
+/** Seen by nobody: the attempt has ended. Made once, for a stack trace at every close is dear. */
+const CANCELLED = new Error('cancelled')
+
+/** One undici client with one socket, used by one attempt at a time. */
+export interface Connection {
+  readonly origin: string
+  readonly client: Client
+  /** No request has been written to the present socket yet. */
+  fresh: boolean
+  /** Ends it at any stage: name resolution, connect, TLS, request, response. */
+  cancel(): void
+}
+
+export interface Connections {
+  /** An unused connection of this origin, else a new one. */
+  take(origin: string): Connection
+  open(origin: string): Connection
+  /** Gives back a connection whose response has been read to its end. */
+  give(connection: Connection): void
+  close(): void
+}
+
+/**
+ * Keeps connections for reuse. Not undici's Agent: its pool queues a request behind others of the same origin, where it
+ * would use up its deadline unsent, and cannot end a connection attempt. Here an attempt owns its connection, so
+ * the attempts in flight, which the caller bounds, are also the bound on busy connections.
+ */
+export function createConnections(openTcp: OpenTcp): Connections {
+  const idleByOrigin = new Map<string, Connection[]>()
+  const idle = new Set<Connection>()
+  let closed = false
+
+  function open(origin: string): Connection {
+    const controller = new AbortController()
+    const client = new Client(origin, {
+      allowH2: false,
+      // Zero: the attempt's own deadline covers the headers and the body.
+      headersTimeout: 0,
+      bodyTimeout: 0,
+      keepAliveTimeout: IDLE_TIMEOUT_MS,
+      keepAliveMaxTimeout: IDLE_TIMEOUT_MS,
+      keepAliveTimeoutThreshold: 1000,
+      maxHeaderSize: MAX_HEADER_BYTES,
+      connect: createConnector(openTcp, controller.signal, () => {
+        connection.fresh = true
+      }),
+    })
+    const connection: Connection = {
+      origin,
+      client,
+      fresh: true,
+      cancel: () => {
+        forget(connection)
+        client.destroy(CANCELLED)
+        controller.abort()
+      },
+    }
+    // While in use, an attempt deals with the loss itself.
+    client.on('disconnect', () => {
+      if (idle.has(connection)) connection.cancel()
+    })
+    return connection
+  }
+
+  function take(origin: string): Connection {
+    const newest = idleByOrigin.get(origin)?.at(-1)
+    if (newest === undefined) return open(origin)
+    forget(newest)
+    return newest
+  }
+
+  function give(connection: Connection): void {
+    if (closed || connection.client.destroyed) {
+      connection.cancel()
+      return
+    }
+    idle.add(connection)
+    const sameOrigin = idleByOrigin.get(connection.origin)
+    if (sameOrigin) sameOrigin.push(connection)
+    else idleByOrigin.set(connection.origin, [connection])
+    const [oldest] = idle
+    if (idle.size > MAX_IDLE_CONNECTIONS) oldest?.cancel()
+  }
+
+  function forget(connection: Connection): void {
+    if (!idle.delete(connection)) return
+    const sameOrigin = idleByOrigin.get(connection.origin) ?? []
+    const index = sameOrigin.lastIndexOf(connection)
+    if (index !== -1) sameOrigin.splice(index, 1)
+    if (sameOrigin.length === 0) idleByOrigin.delete(connection.origin)
+  }
+
+  function close(): void {
+    closed = true
+    for (const connection of idle) connection.cancel()
+  }
+
+  return { take, open, give, close }
+}

@@ -1,0 +1,68 @@
+import { madeAt } from '../ids.ts'
+import type { Log } from '../log.ts'
+import type { Claim } from './claim.ts'
+import type { AttemptRecord } from './record.ts'
+import { judge } from './retry.ts'
+import type { Outcome, Sender } from './send.ts'
+import { signedHeaders } from './sign.ts'
+
+/**
+ * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function resolves once the
+ * attempt is recorded, and rejects with the signal's reason when `signal` interrupts the request: then there is nothing
+ * to record, and the claim should be handed back.
+ */
+export function createDeliver(deps: {
+  sender: Sender
+  record: (attempt: AttemptRecord) => Promise<{ settled: boolean; nextAttemptAt: Date | null }>
+  openSecret: (sealed: Uint8Array, claim: Claim) => string
+  headerPrefix: string
+  userAgent: string
+  log: Log
+}): (claim: Claim, signal: AbortSignal) => Promise<void> {
+  return async function deliver(claim, signal) {
+    if (!claim.withinQuota) {
+      await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
+      return
+    }
+    const body = requestBody(claim)
+    const headers = {
+      'content-type': 'application/json',
+      'user-agent': deps.userAgent,
+      ...signedHeaders({
+        prefix: deps.headerPrefix,
+        eventId: claim.eventId,
+        deliveryId: claim.deliveryId,
+        timestampSeconds: Math.floor((Date.now() + claim.clockOffsetMs) / 1000),
+        body,
+        secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, claim)),
+      }),
+    }
+    const outcome = await deps.sender.send({ url: claim.url, headers, body, signal })
+    const verdict = judge(outcome, new Date(Date.now() + claim.clockOffsetMs))
+    const { settled, nextAttemptAt } = await deps.record({ claim, outcome, verdict })
+    deps.log.info(attemptLine(claim, outcome, settled, nextAttemptAt), 'delivery.attempted')
+  }
+}
+
+/** The same bytes at every attempt: the payload goes in as its publisher wrote it. */
+function requestBody(claim: Claim): string {
+  const timestamp = madeAt(claim.eventId).toISOString()
+  return `{"id":"${claim.eventId}","type":"${claim.eventType}","timestamp":"${timestamp}","data":${claim.payload}}`
+}
+
+function attemptLine(claim: Claim, outcome: Outcome, settled: boolean, nextAttemptAt: Date | null) {
+  return {
+    tenant_id: claim.tenantId,
+    event_id: claim.eventId,
+    delivery_id: claim.deliveryId,
+    endpoint_id: claim.endpointId,
+    event_type: claim.eventType,
+    attempt_number: claim.attemptNumber,
+    status_code: outcome.statusCode,
+    error: outcome.error,
+    duration_ms: outcome.durationMs,
+    next_attempt_at: nextAttemptAt,
+    // False when the claim had lapsed and another worker has the delivery: this attempt happened but does not count.
+    settled,
+  }
+}

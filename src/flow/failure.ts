@@ -1,0 +1,96 @@
+/** Why an attempt failed. `http_status` and `redirect`: a whole answer came, and it was not a 2xx. */
+export type AttemptError =
+  | 'dns_error'
+  | 'connection_refused'
+  | 'connection_reset'
+  | 'network_unreachable'
+  | 'tls_error'
+  | 'timeout'
+  | 'blocked_destination'
+  | 'proxy_error'
+  | 'response_too_large'
+  | 'protocol_error'
+  | 'http_status'
+  | 'redirect'
+
+export interface Failure {
+  readonly error: AttemptError
+  /** One sentence for the endpoint's owner: no address, no port, no stack. */
+  readonly errorMessage: string
+}
+
+/** A failure found while the connection was being made. */
+export class ConnectError extends Error {
+  readonly failure: Failure
+  constructor(failure: Failure) {
+    super(failure.errorMessage)
+    this.name = 'ConnectError'
+    this.failure = failure
+  }
+}
+
+const MESSAGES: Record<AttemptError, string> = {
+  dns_error: 'the host name could not be resolved',
+  connection_refused: 'the receiver refused the connection',
+  connection_reset: 'the connection was closed before the response was complete',
+  network_unreachable: 'the receiver could not be reached',
+  tls_error: 'the TLS handshake failed',
+  timeout: 'the receiver did not answer in time',
+  blocked_destination: 'the destination is blocked for SSRF protection',
+  proxy_error: 'the egress proxy could not reach the receiver',
+  response_too_large: 'the response headers are too large',
+  protocol_error: 'the response is not valid HTTP/1.1',
+  http_status: 'the receiver answered with a status other than 2xx',
+  redirect: 'the receiver answered with a redirect; redirects are not followed',
+}
+
+const CONNECTION_CODES: Record<string, AttemptError> = {
+  ECONNREFUSED: 'connection_refused',
+  ECONNRESET: 'connection_reset',
+  ECONNABORTED: 'connection_reset',
+  EPIPE: 'connection_reset',
+  UND_ERR_SOCKET: 'connection_reset',
+  ENETUNREACH: 'network_unreachable',
+  EHOSTUNREACH: 'network_unreachable',
+  EHOSTDOWN: 'network_unreachable',
+  ENETDOWN: 'network_unreachable',
+  EADDRNOTAVAIL: 'network_unreachable',
+  EACCES: 'network_unreachable',
+  EPERM: 'network_unreachable',
+  EINVAL: 'network_unreachable',
+  ETIMEDOUT: 'timeout',
+  UND_ERR_HEADERS_OVERFLOW: 'response_too_large',
+  HPE_HEADER_OVERFLOW: 'response_too_large',
+}
+
+/** What Node and OpenSSL call the commonest faults of a certificate, in words. */
+const CERTIFICATE_MESSAGES: Record<string, string> = {
+  CERT_HAS_EXPIRED: 'the TLS certificate has expired',
+  CERT_NOT_YET_VALID: 'the TLS certificate is not valid yet',
+  DEPTH_ZERO_SELF_SIGNED_CERT: 'the TLS certificate is self-signed',
+  SELF_SIGNED_CERT_IN_CHAIN: 'the TLS certificate chain ends in an unknown authority',
+  UNABLE_TO_GET_ISSUER_CERT_LOCALLY: 'the TLS certificate chain ends in an unknown authority',
+  UNABLE_TO_VERIFY_LEAF_SIGNATURE: 'the TLS certificate chain is incomplete',
+  ERR_TLS_CERT_ALTNAME_INVALID: 'the TLS certificate is not for this host name',
+}
+
+export function failure(error: AttemptError): Failure {
+  return { error, errorMessage: MESSAGES[error] }
+}
+
+/** Puts what Node or undici threw into a class of ours. */
+export function classify(error: unknown): Failure {
+  if (error instanceof ConnectError) return error.failure
+  const { code = '', message = '' } = error as { code?: string; message?: string }
+  if (code.startsWith('ERR_SSL_') || code === 'EPROTO') return failure('tls_error')
+  // undici gives an unasked 100 or 101 the code of a broken socket.
+  if (code === 'UND_ERR_SOCKET' && message.startsWith('bad ')) return failure('protocol_error')
+  return failure(CONNECTION_CODES[code] ?? 'protocol_error')
+}
+
+/** Puts a failed TLS handshake into words. A receiver that hangs up in it is not a certificate's fault. */
+export function classifyTls(error: unknown): Failure {
+  const code = (error as { code?: string }).code ?? ''
+  if (CONNECTION_CODES[code]) return failure(CONNECTION_CODES[code])
+  return { error: 'tls_error', errorMessage: CERTIFICATE_MESSAGES[code] ?? MESSAGES.tls_error }
+}

@@ -1,0 +1,105 @@
+import type { Pool } from '../db.ts'
+import { isSameJson } from '../json.ts'
+import { createBatcher } from './batch.ts'
+
+/** The service's own limits, which a tenant's override (rate 0: no rate limit). */
+export type PublishLimits = {
+  rate: number
+  window_seconds: number
+  fanout: number
+  monthly_events: number
+  monthly_attempts: number
+}
+
+/** `event` is null for a request whose body was refused: it counts against the rate limit all the same. */
+export type PublishRequest = {
+  tenantId: string
+  event: { type: string; payload: string; idempotencyKey: string | null } | null
+}
+
+/** Where a request stands in its tenant's rate window; a limit of 0 means there is no limit. */
+export type RatePlace = { limit: number; count: number; windowStart: Date; secondsLeft: number }
+
+export type PublishResult = { rate: RatePlace } & (
+  | { outcome: 'accepted' | 'replayed'; eventId: string; deliveryIds: string[] }
+  | { outcome: 'key_reused'; eventId: string }
+  | { outcome: 'fanout' | 'monthly_events' | 'monthly_attempts'; limit: number; current: number }
+  | { outcome: 'rate_limited' | 'counted' }
+)
+
+type Row = {
+  outcome:
+    | 'accepted'
+    | 'counted'
+    | 'key_taken'
+    | 'try_again'
+    | 'rate_limited'
+    | 'fanout'
+    | 'monthly_events'
+    | 'monthly_attempts'
+  event_id: string
+  delivery_ids: string[] | null
+  details: { limit: number; current: number } | null
+  same_text: boolean | null
+  original_type: string
+  original_payload: string
+  rate_limit: number
+  rate_count: number
+  window_start: Date
+  window_left: number
+}
+
+const MAX_BATCH = 100
+
+/**
+ * Accepting events. The returned function resolves when the event, its deliveries, their jobs and all counters are
+ * committed, or when the request is refused by a limit or its idempotency key; it rejects when the database fails, and
+ * then nothing was stored.
+ */
+export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
+  const submit = createBatcher<PublishRequest, Row>({
+    max: MAX_BATCH,
+    // The next batch is parsed and sent while the last one is being committed.
+    inFlight: 2,
+    run: async (requests) =>
+      await pool<Row[]>`
+        select outcome, event_id, delivery_ids, details, same_text, original_type, original_payload, rate_limit, rate_count, window_start, window_left
+        from waybill.publish(
+          ${requests.map((request) => request.tenantId)}::text[],
+          ${requests.map((request) => request.event?.type ?? null)}::text[],
+          ${requests.map((request) => request.event?.payload ?? null)}::text[],
+          ${requests.map((request) => request.event?.idempotencyKey ?? null)}::text[],
+          ${pool.json(limits)})`,
+  })
+
+  return async function publish(request) {
+    let row = await submit(request)
+    while (row.outcome === 'try_again') row = await submit(request)
+    const rate = {
+      limit: row.rate_limit,
+      count: row.rate_count,
+      windowStart: row.window_start,
+      secondsLeft: row.window_left,
+    }
+    const { outcome } = row
+    switch (outcome) {
+      case 'accepted':
+        return { rate, outcome, eventId: row.event_id, deliveryIds: row.delivery_ids ?? [] }
+      case 'key_taken':
+        return isSameEvent(request, row)
+          ? { rate, outcome: 'replayed', eventId: row.event_id, deliveryIds: row.delivery_ids ?? [] }
+          : { rate, outcome: 'key_reused', eventId: row.event_id }
+      case 'fanout':
+      case 'monthly_events':
+      case 'monthly_attempts':
+        return { rate, outcome, limit: row.details?.limit ?? 0, current: row.details?.current ?? 0 }
+      default:
+        return { rate, outcome }
+    }
+  }
+}
+
+function isSameEvent(request: PublishRequest, row: Row): boolean {
+  if (row.same_text) return true
+  return request.event?.type === row.original_type && isSameJson(request.event.payload, row.original_payload)
+}

@@ -1,0 +1,46 @@
+import type { Pool } from '../db.ts'
+import { createBatcher } from './batch.ts'
+import type { RatePlace } from './publish.ts'
+
+/** The actions that are limited one by one; `events:write` is counted by the publish transaction itself. */
+export type RateAction = 'events:write' | 'endpoints:write' | 'deliveries:replay' | 'read'
+
+/**
+ * Counts requests in fixed windows by the database's clock, exactly, however many processes count: one statement for all
+ * requests that arrived while the last one ran. Refused requests count as well. A limit of 0 counts nothing.
+ */
+export function createRateCounter(pool: Pool, windowSeconds: number) {
+  type Asked = { tenantId: string; action: RateAction; limit: number }
+  const count = createBatcher<Asked, RatePlace>({
+    max: 500,
+    inFlight: 1,
+    run: async (asked) => {
+      const rows = await pool<{ place: number; window_start: Date; window_left: number }[]>`
+        with asked as (
+          select * from unnest(${asked.map((a) => a.tenantId)}::text[], ${asked.map((a) => a.action)}::text[]) with ordinality as a (tenant_id, action, i)
+        ), counted as (
+          insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
+          select tenant_id, action, date_bin(make_interval(secs => ${windowSeconds}), clock_timestamp(), 'epoch'), count(*)
+          from asked group by tenant_id, action order by tenant_id, action
+          on conflict (tenant_id, action) do update set
+            count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
+            window_start = greatest(w.window_start, excluded.window_start)
+          returning tenant_id, action, window_start, count
+        )
+        select window_start, ceil(extract(epoch from window_start + make_interval(secs => ${windowSeconds}) - clock_timestamp()))::int as window_left,
+          (count - count(*) over (partition by tenant_id, action)
+          + row_number() over (partition by tenant_id, action order by i))::int as place
+        from asked join counted using (tenant_id, action) order by i`
+      return rows.map((row, index) => ({
+        limit: asked[index]?.limit ?? 0,
+        count: row.place,
+        windowStart: row.window_start,
+        secondsLeft: row.window_left,
+      }))
+    },
+  })
+  return async (asked: Asked): Promise<RatePlace> =>
+    asked.limit === 0 ? { limit: 0, count: 0, windowStart: new Date(), secondsLeft: 0 } : await count(asked)
+}
+
+export type RateCounter = ReturnType<typeof createRateCounter>

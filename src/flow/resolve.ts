@@ -1,0 +1,85 @@
+import { Resolver } from 'node:dns/promises'
+import { readFileSync, statSync } from 'node:fs'
+import { isIP } from 'node:net'
+
+const HOSTS_CHECK_INTERVAL_MS = 1000
+/** How long one family's answer waits for the other's: a broken AAAA must not cost the whole attempt. */
+const OTHER_FAMILY_GRACE_MS = 1000
+
+export interface NameResolver {
+  /** Every A and AAAA address of a name, at least one; rejects when there is none. */
+  resolve(name: string): Promise<string[]>
+  close(): void
+}
+
+/**
+ * Asks DNS through c-ares sockets. `dns.lookup` would run getaddrinfo on libuv's four threads, where four hosts with a
+ * slow name server stall every other host's attempts. /etc/hosts is honoured, as getaddrinfo does. Questions
+ * for the same name share one answer while it is under way; nothing is cached beyond that.
+ */
+export function createResolver(servers?: readonly string[], hostsFile = '/etc/hosts'): NameResolver {
+  const dns = new Resolver({ timeout: 2000, tries: 3 })
+  if (servers) dns.setServers(servers)
+  const readHosts = createHostsReader(hostsFile)
+  const pending = new Map<string, Promise<string[]>>()
+
+  function resolve(name: string): Promise<string[]> {
+    const listed = readHosts().get(name)
+    if (listed) return Promise.resolve(listed)
+    const underWay = pending.get(name)
+    if (underWay !== undefined) return underWay
+    const answer = bothFamilies(dns, name).finally(() => pending.delete(name))
+    pending.set(name, answer)
+    return answer
+  }
+  return { resolve, close: () => dns.cancel() }
+}
+
+function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
+  return new Promise((resolve, reject) => {
+    const addresses: string[] = []
+    let waiting = 2
+    let grace: NodeJS.Timeout | undefined
+    const finish = () => {
+      clearTimeout(grace)
+      resolve(addresses)
+    }
+    const answered = (found: string[]) => {
+      addresses.push(...found)
+      waiting -= 1
+      if (waiting === 0 && addresses.length > 0) finish()
+      else if (waiting === 0) reject(new Error('no address'))
+      else if (addresses.length > 0) grace = setTimeout(finish, OTHER_FAMILY_GRACE_MS)
+    }
+    const failed = () => answered([])
+    dns.resolve4(name).then(answered, failed)
+    dns.resolve6(name).then(answered, failed)
+  })
+}
+
+/** Reads the file again when its modification time has changed, looked at once a second at most. */
+function createHostsReader(path: string): () => Map<string, string[]> {
+  let hosts = new Map<string, string[]>()
+  let modifiedAt = 0
+  let checkedAt = 0
+  return () => {
+    const now = Date.now()
+    if (now - checkedAt < HOSTS_CHECK_INTERVAL_MS) return hosts
+    checkedAt = now
+    const mtimeMs = statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0
+    if (mtimeMs === modifiedAt) return hosts
+    modifiedAt = mtimeMs
+    hosts = mtimeMs === 0 ? new Map() : parseHosts(readFileSync(path, 'utf8'))
+    return hosts
+  }
+}
+
+function parseHosts(text: string): Map<string, string[]> {
+  const hosts = new Map<string, string[]>()
+  for (const line of text.split('\n')) {
+    const [address = '', ...names] = line.replace(/#.*/, '').trim().split(/\s+/)
+    if (isIP(address.replace(/%.*/, '')) === 0) continue
+    for (const name of names) hosts.set(name.toLowerCase(), [...(hosts.get(name.toLowerCase()) ?? []), address])
+  }
+  return hosts
+}

@@ -1,0 +1,25 @@
+import type { Outcome } from './send.ts'
+
+/** What an attempt leads to. `notBeforeSeconds` is the receiver's wish, counted from the end of the attempt; 0 for none. */
+export type Verdict = { kind: 'delivered' } | { kind: 'failed'; notBeforeSeconds: number } | { kind: 'gone' }
+
+const MAX_RETRY_AFTER_SECONDS = 86_400
+
+/** 2xx is success; 410 says that the endpoint will never want this again (Standard Webhooks); all else is tried again. */
+export function judge(outcome: Pick<Outcome, 'statusCode' | 'error' | 'retryAfter'>, now: Date): Verdict {
+  const { statusCode } = outcome
+  if (outcome.error === null) return { kind: 'delivered' }
+  if (statusCode === 410) return { kind: 'gone' }
+  const asked = statusCode === 429 || statusCode === 503
+  return { kind: 'failed', notBeforeSeconds: asked ? retryAfterSeconds(outcome.retryAfter, now) : 0 }
+}
+
+/** A Retry-After header as seconds from `now`: 0 to 24 hours, 0 when absent or unreadable (RFC 9110, 10.2.3). */
+export function retryAfterSeconds(header: string | null, now: Date): number {
+  if (header === null) return 0
+  const text = header.trim()
+  const seconds = /^\d+(\.\d+)?$/.test(text) ? Number(text) : (Date.parse(text) - now.getTime()) / 1000
+  // Date.parse reads more than HTTP dates ("-1" is a year); those name a weekday first.
+  if (!Number.isFinite(seconds) || !/^(\d|[A-Z][a-z]{2})/.test(text)) return 0
+  return Math.min(Math.max(0, Math.ceil(seconds)), MAX_RETRY_AFTER_SECONDS)
+}

@@ -1,0 +1,184 @@
+import type { Dispatcher } from 'undici'
+import type { AddressRange } from './address.ts'
+import { collectBody } from './body.ts'
+import { openDirectly, openThroughProxy } from './connect.ts'
+import { type Connection, createConnections } from './connections.ts'
+import { checkUrl } from './destination.ts'
+import { type AttemptError, classify, type Failure, failure } from './failure.ts'
+import { createResolver } from './resolve.ts'
+
+export type { AttemptError } from './failure.ts'
+
+/**
+ * A reused connection that breaks within this time of the request was most likely being closed by the receiver when
+ * the request reached it: the news takes one round trip. Later than that, the receiver had the request in hand.
+ */
+const CLOSE_RACE_MS = 1000
+
+/** What became of one POST. Delivered if, and only if, `error` is null. */
+export interface Outcome {
+  startedAt: Date
+  /** Whole milliseconds from the start to the end of the response, the failure or the deadline. */
+  durationMs: number
+  /** Null when no status line came. A 2xx can stand beside an error: the receiver broke the response off. */
+  statusCode: number | null
+  error: AttemptError | null
+  errorMessage: string | null
+  /** At most 16 KiB; null when no status line came. */
+  responseBody: string | null
+  /** The body was longer than what was kept, or did not come to its end. */
+  responseTruncated: boolean
+  /** The header as it came, of any status; the first one if there were several. */
+  retryAfter: string | null
+}
+
+export interface SendRequest {
+  url: string
+  headers: Record<string, string>
+  body: string | Uint8Array
+  /** Shutdown. It makes `send` reject with the signal's reason: an interrupted attempt is not a failed one. */
+  signal?: AbortSignal
+}
+
+export interface Sender {
+  send(request: SendRequest): Promise<Outcome>
+  /** Closes the unused connections; those in use close when their attempts end. */
+  close(): Promise<void>
+}
+
+interface SenderOptions {
+  /** Addresses exempt from the blocked classes. */
+  allow: readonly AddressRange[]
+  /** One deadline for the whole attempt: DNS, connect, TLS, request, headers and body. */
+  timeoutMs: number
+  /** An HTTP CONNECT proxy; it resolves names and filters addresses in this program's place. */
+  proxyUrl?: string
+  /** Name servers to ask instead of the system's, as `address` or `address:port`. */
+  dnsServers?: readonly string[]
+}
+
+/**
+ * Sends single POSTs over HTTP/1.1. Follows no redirect, inflates nothing, reads no proxy from the environment. What
+ * a receiver does wrong is an Outcome, never an exception.
+ */
+export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderOptions): Sender {
+  const resolver = createResolver(dnsServers)
+  const connections = createConnections(proxyUrl ? openThroughProxy(proxyUrl) : openDirectly(resolver, allow))
+
+  function send({ url, headers, body, signal }: SendRequest): Promise<Outcome> {
+    const startedAt = new Date()
+    const startedMs = performance.now()
+    if (signal?.aborted) return Promise.reject(signal.reason)
+    // Judged when the endpoint was stored, and again here: rows can be written behind the API's back.
+    if (checkUrl(url, allow) !== null) return Promise.resolve(failedAtOnce(startedAt, failure('blocked_destination')))
+    const { origin, pathname, search } = new URL(url)
+    const options: Dispatcher.DispatchOptions = { path: pathname + search, method: 'POST', headers, body }
+
+    return new Promise((resolve, reject) => {
+      const response = collectBody()
+      let connection: Connection
+      let statusCode: number | null = null
+      let retryAfter: string | null = null
+      let ended = false
+
+      /** The first to call it wins: what comes later from the connection is of no interest. */
+      const end = (): boolean => {
+        if (ended) return false
+        ended = true
+        clearTimeout(deadline)
+        signal?.removeEventListener('abort', interrupt)
+        return true
+      }
+      const settle = (responseTruncated: boolean, problem: Failure | null) => {
+        const { error = null, errorMessage = null } = problem ?? {}
+        const durationMs = Math.round(performance.now() - startedMs)
+        const responseBody = statusCode === null ? null : response.text()
+        resolve({ startedAt, durationMs, statusCode, error, errorMessage, responseBody, responseTruncated, retryAfter })
+      }
+      /** Stops reading. A status has come, so the receiver has decided; what is left of its body changes nothing. */
+      const cutOff = () => {
+        if (!end()) return
+        connection.cancel()
+        settle(statusCode !== null, statusCode === null ? failure('timeout') : judgeStatus(statusCode))
+      }
+      const interrupt = () => {
+        if (!end()) return
+        connection.cancel()
+        reject(signal?.reason)
+      }
+      const deadline = setTimeout(cutOff, timeoutMs)
+      signal?.addEventListener('abort', interrupt)
+
+      const dispatch = (using: Connection, mayRetry: boolean) => {
+        let reused = false
+        let answered = false
+        let writtenMs = 0
+        connection = using
+        using.client.dispatch(options, {
+          onRequestStart() {
+            reused = !using.fresh
+            using.fresh = false
+            writtenMs = performance.now()
+          },
+          onResponseStarted() {
+            answered = true
+          },
+          onResponseStart(_controller, status, responseHeaders) {
+            // 1xx announces the response; any number of them may come.
+            if (status < 200) return
+            statusCode = status
+            const header = responseHeaders['retry-after']
+            retryAfter = (Array.isArray(header) ? header[0] : header) ?? null
+          },
+          onResponseData(_controller, chunk) {
+            if (!response.add(chunk)) cutOff()
+          },
+          onResponseEnd() {
+            if (!end()) return
+            connections.give(using)
+            settle(false, judgeStatus(statusCode ?? 0))
+          },
+          onResponseError(_controller, error) {
+            if (ended) return
+            using.cancel()
+            const problem = classify(error)
+            const closeRace = reused && !answered && performance.now() - writtenMs < CLOSE_RACE_MS
+            if (mayRetry && closeRace && problem.error === 'connection_reset') {
+              // Once, on a new connection. Should the receiver have got the first request after all, it gets the
+              // same event again under the same ids, as at-least-once delivery has it expect.
+              dispatch(connections.open(origin), false)
+            } else if (end()) {
+              // A receiver that breaks off a 2xx has not confirmed the event: better twice than never.
+              settle(statusCode !== null, (statusCode === null ? null : judgeStatus(statusCode)) ?? problem)
+            }
+          },
+        })
+      }
+      dispatch(connections.take(origin), true)
+    })
+  }
+
+  async function close(): Promise<void> {
+    connections.close()
+    resolver.close()
+  }
+
+  return { send, close }
+}
+
+function judgeStatus(statusCode: number): Failure | null {
+  if (statusCode >= 200 && statusCode < 300) return null
+  return failure(statusCode >= 300 && statusCode < 400 ? 'redirect' : 'http_status')
+}
+
+function failedAtOnce(startedAt: Date, problem: Failure): Outcome {
+  return {
+    startedAt,
+    durationMs: 0,
+    statusCode: null,
+    ...problem,
+    responseBody: null,
+    responseTruncated: false,
+    retryAfter: null,
+  }
+}

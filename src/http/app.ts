@@ -1,0 +1,99 @@
+import { randomUUID } from 'node:crypto'
+import { OpenAPIHono } from '@hono/zod-openapi'
+import type { Context } from 'hono'
+import type { Pool } from '../db.ts'
+import { AppError } from '../errors.ts'
+import type { AddressRange } from '../flow/address.ts'
+import type { PublishRequest, PublishResult } from '../flow/publish.ts'
+import type { RateCounter } from '../flow/rate-limit.ts'
+import type { Log } from '../log.ts'
+import type { SecretBox } from '../secrets.ts'
+import type { Auth } from './auth.ts'
+import { mountDeliveries } from './deliveries.ts'
+import { mountEndpoints } from './endpoints.ts'
+import { mountEvents } from './events.ts'
+import { mountHealth } from './health.ts'
+import { openApiDocument } from './openapi.ts'
+import { mountPublish } from './publish.ts'
+import { createRateLimit, type RateLimits } from './rate.ts'
+import { type App, createMount, type Env } from './route.ts'
+import { mountTenants } from './tenants.ts'
+
+export type AppDeps = {
+  pool: Pool
+  auth: Auth
+  publish: (request: PublishRequest) => Promise<PublishResult>
+  rateCounter: RateCounter
+  rateLimits: RateLimits
+  secretBox: SecretBox
+  allow: readonly AddressRange[]
+  log: Log
+  version: string
+  mode: 'all' | 'api' | 'worker'
+  baseUrl: () => string
+  maxPayloadBytes: number
+  maxEndpoints: number
+  monthlyAttempts: number
+  rotationOverlapSeconds: number
+}
+
+const SANE_REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/
+
+/** The HTTP application: every route in API modes, only health in worker mode. */
+export function createApp(deps: AppDeps): App {
+  const { log } = deps
+  const app: App = new OpenAPIHono<Env>()
+  const rateLimit = createRateLimit(deps.rateCounter, deps.rateLimits)
+  const mount = createMount({ app, auth: deps.auth, rateLimit })
+
+  app.use(async (c, next) => {
+    const started = performance.now()
+    const given = c.req.header('x-request-id')
+    const requestId = given !== undefined && SANE_REQUEST_ID.test(given) ? given : randomUUID()
+    c.set('requestId', requestId)
+    c.header('x-request-id', requestId)
+    await next()
+    log.debug(
+      {
+        request_id: requestId,
+        method: c.req.method,
+        path: c.req.path,
+        status: c.res.status,
+        duration_ms: Math.round(performance.now() - started),
+        tenant_id: c.get('tenantId'),
+      },
+      'request.answered',
+    )
+  })
+  app.notFound((c) => errorResponse(c, new AppError('not_found')))
+  app.onError((error, c) => {
+    if (error instanceof AppError) return errorResponse(c, error)
+    log.error(
+      {
+        err: error,
+        request_id: c.get('requestId'),
+        tenant_id: c.get('tenantId'),
+        method: c.req.method,
+        path: c.req.path,
+      },
+      'request.failed',
+    )
+    return errorResponse(c, new AppError('internal'))
+  })
+
+  mountHealth(mount, deps)
+  if (deps.mode !== 'worker') {
+    mountPublish(mount, { ...deps, rateLimit })
+    mountEvents(mount, deps)
+    mountEndpoints(mount, deps)
+    mountDeliveries(mount, deps)
+    mountTenants(mount, deps)
+    app.get('/openapi.json', (c) => c.json(openApiDocument(app, { version: deps.version, baseUrl: deps.baseUrl() })))
+  }
+  return app
+}
+
+function errorResponse(c: Context<Env>, error: AppError): Response {
+  const body = { ok: false, error: error.message, ...(error.details !== undefined && { details: error.details }) }
+  return c.json(body, error.status)
+}

@@ -1,0 +1,77 @@
+import { timingSafeEqual } from 'node:crypto'
+import { LRUCache } from 'lru-cache'
+import type { Pool } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { hashApiKey } from '../secrets.ts'
+
+/** What a tenant may override of the service's limits (`POST /v1/admin/tenants`). */
+export type TenantLimits = {
+  monthly_events?: number
+  monthly_attempts?: number
+  max_endpoints?: number
+  max_fanout_endpoints?: number
+  max_payload_bytes?: number
+  events_write_rate?: number
+}
+
+export type Tenant = { tenantId: string; limits: TenantLimits }
+
+export type Auth = {
+  /** The tenant that the Authorization header's key belongs to. Throws the 401 of the specification. */
+  tenant(authorization: string | undefined): Promise<Tenant>
+  /** Throws unless the header carries the admin key. */
+  admin(authorization: string | undefined): void
+  /** Forgets what is cached, after a tenant's limits or keys changed. */
+  forget(): void
+}
+
+/** How long a changed tenant may still be seen as it was, where the notification of the change got lost. */
+const CACHE_MS = 5000
+
+/**
+ * Bearer keys. Tenant keys are looked up by their SHA-256, so comparing takes no secret time, and cached, so that a
+ * request costs no query for it.
+ */
+export function createAuth(pool: Pool, adminKey: string): Auth {
+  const adminHash = hashApiKey(adminKey)
+  const cache = new LRUCache<string, Promise<Tenant | null>>({ max: 10_000, ttl: CACHE_MS })
+
+  async function lookUp(hash: Buffer): Promise<Tenant | null> {
+    const [row] = await pool<{ tenant_id: string; limits: TenantLimits }[]>`
+      select t.tenant_id, t.limits from waybill.api_keys k join waybill.tenants t using (tenant_id) where k.key_hash = ${hash}`
+    return row ? { tenantId: row.tenant_id, limits: row.limits } : null
+  }
+
+  return {
+    async tenant(authorization) {
+      const key = bearerToken(authorization)
+      if (!key.startsWith('wb_live_')) throw new AppError('invalid_api_key')
+      const hash = hashApiKey(key)
+      const id = hash.toString('base64')
+      let known = cache.get(id)
+      if (known === undefined) {
+        known = lookUp(hash)
+        // Unknown keys are not kept: they would let anybody push the known ones out.
+        known.then(
+          (found) => found ?? cache.delete(id),
+          () => cache.delete(id),
+        )
+        cache.set(id, known)
+      }
+      const tenant = await known
+      if (tenant === null) throw new AppError('invalid_api_key')
+      return tenant
+    },
+    admin(authorization) {
+      if (!timingSafeEqual(hashApiKey(bearerToken(authorization)), adminHash)) throw new AppError('invalid_admin_key')
+    },
+    forget: () => cache.clear(),
+  }
+}
+
+/** No header, or one of another scheme, carries no token; what follows `Bearer` is compared as it is. */
+function bearerToken(authorization: string | undefined): string {
+  const [, token] = /^bearer +(\S.*)$/i.exec(authorization?.trim() ?? '') ?? []
+  if (token === undefined) throw new AppError('missing_token')
+  return token
+}

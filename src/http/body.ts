@@ -1,0 +1,53 @@
+import type { Context } from 'hono'
+import { AppError } from '../errors.ts'
+import { isTooDeep, MAX_DEPTH } from '../json.ts'
+import type { Env } from './route.ts'
+
+/** What a body may hold besides a payload: the other fields, their names, white space. */
+const ENVELOPE_BYTES = 65_536
+
+const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
+
+/**
+ * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than that can be. Throws `payload too large`, `invalid JSON`
+ * (not UTF-8, not JSON) or `invalid request` (another content type, an encoding, nested too deep).
+ */
+export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
+  const mediaType = c.req.header('content-type')?.split(';')[0]?.trim().toLowerCase()
+  if (mediaType !== 'application/json') throw badHeader('content-type', 'must be application/json')
+  if (c.req.header('content-encoding')) throw badHeader('content-encoding', 'compressed bodies are not read')
+  const bytes = await readBytes(c, maxPayloadBytes)
+  let text: string
+  try {
+    text = utf8.decode(bytes)
+  } catch {
+    throw new AppError('invalid_json', 'the body is not valid UTF-8')
+  }
+  if (isTooDeep(text))
+    throw new AppError('invalid_request', [{ path: '', message: `must not nest deeper than ${MAX_DEPTH}` }])
+  try {
+    return { text, value: JSON.parse(text) }
+  } catch (error) {
+    throw new AppError('invalid_json', text.trim() === '' ? 'the body is empty' : (error as Error).message)
+  }
+}
+
+const badHeader = (path: string, message: string) => new AppError('invalid_request', [{ path, message }])
+
+async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint8Array> {
+  const limitBytes = maxPayloadBytes + ENVELOPE_BYTES
+  const tooLarge = (actualBytes: number) =>
+    new AppError('payload_too_large', { limit_bytes: maxPayloadBytes || limitBytes, actual_bytes: actualBytes })
+  const declared = Number(c.req.header('content-length') ?? 0)
+  if (declared > limitBytes) throw tooLarge(declared)
+  const chunks: Uint8Array[] = []
+  let size = 0
+  // Node's own stream where there is one: the web stream around it costs more than the rest of the request.
+  const body: AsyncIterable<Uint8Array> = c.env?.incoming ?? c.req.raw.body ?? []
+  for await (const chunk of body) {
+    size += chunk.length
+    if (size > limitBytes) throw tooLarge(size)
+    chunks.push(chunk)
+  }
+  return chunks.length === 1 ? (chunks[0] as Uint8Array) : Buffer.concat(chunks)
+}

@@ -1,0 +1,192 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { Pool } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { replayDelivery } from '../flow/replay.ts'
+import { firstId, UUID } from '../ids.ts'
+import { firstOfNextMonth } from '../month.ts'
+import type { Tenant } from './auth.ts'
+import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
+import type { Mount } from './route.ts'
+import {
+  answers,
+  attemptsQuery,
+  deliveriesQuery,
+  dlqQuery,
+  errorAnswers,
+  id,
+  listBody,
+  listOf,
+  TENANT_ERRORS,
+  timestamp,
+} from './schemas.ts'
+
+const security = [{ apiKey: [] }]
+const deliveryPath = z.object({ delivery_id: id('delivery') })
+const oneDelivery = answers('The delivery', z.object({ ok: z.literal(true) }).extend(deliveryRecord.shape))
+
+const listDeliveries = createRoute({
+  method: 'get',
+  path: '/v1/deliveries',
+  operationId: 'listDeliveries',
+  tags: ['Deliveries'],
+  summary: 'List deliveries',
+  security,
+  request: { query: deliveriesQuery },
+  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
+})
+
+const listDeadLetters = createRoute({
+  method: 'get',
+  path: '/v1/dlq',
+  operationId: 'listDeadLetters',
+  tags: ['Deliveries'],
+  summary: 'List dead-lettered deliveries',
+  description: 'Deliveries that were given up on. Each waits here until it is replayed or falls to retention.',
+  security,
+  request: { query: dlqQuery },
+  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
+})
+
+const getDelivery = createRoute({
+  method: 'get',
+  path: '/v1/deliveries/{delivery_id}',
+  operationId: 'getDelivery',
+  tags: ['Deliveries'],
+  summary: 'Read a delivery',
+  security,
+  request: { params: deliveryPath },
+  responses: { 200: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
+})
+
+const attempt = z
+  .object({
+    attempt_number: z.int(),
+    delivery_id: id('delivery'),
+    endpoint_id: id('endpoint'),
+    url: z.string(),
+    status_code: z.int().nullable().openapi({ description: 'Null when there was no response.' }),
+    error: z
+      .string()
+      .nullable()
+      .openapi({ description: 'Null on success, else the class of the failure.', example: 'timeout' }),
+    error_message: z.string().nullable(),
+    response_body: z.string().nullable().openapi({ description: 'At most 16 KiB.' }),
+    response_truncated: z.boolean(),
+    duration_ms: z.int(),
+    retry_state: z.enum(['succeeded', 'will_retry', 'exhausted']),
+    next_attempt_at: timestamp.nullable(),
+    started_at: timestamp,
+  })
+  .openapi('Attempt')
+
+const listAttempts = createRoute({
+  method: 'get',
+  path: '/v1/deliveries/{delivery_id}/attempts',
+  operationId: 'listAttempts',
+  tags: ['Deliveries'],
+  summary: 'List the attempts of a delivery',
+  security,
+  request: { params: deliveryPath, query: attemptsQuery },
+  responses: { 200: answers('Oldest first', listOf(attempt)), ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
+})
+
+const replay = createRoute({
+  method: 'post',
+  path: '/v1/deliveries/{delivery_id}/replay',
+  operationId: 'replayDelivery',
+  tags: ['Deliveries'],
+  summary: 'Replay a delivery',
+  description:
+    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. Nothing is queued twice.',
+  security,
+  request: { params: deliveryPath },
+  responses: { 202: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'monthly_attempts') },
+})
+
+type AttemptRow = Omit<z.infer<typeof attempt>, 'next_attempt_at' | 'started_at'> & {
+  next_attempt_at: Date | null
+  started_at: Date
+}
+type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | undefined }
+
+/** Reading deliveries and their attempts, and replaying them. */
+export function mountDeliveries(mount: Mount, deps: { pool: Pool; monthlyAttempts: number }): void {
+  const { pool } = deps
+
+  async function list(tenant: Tenant, query: Filters) {
+    const where = [
+      pool`tenant_id = ${tenant.tenantId}`,
+      ...(query.status ? [pool`status = ${query.status}`] : []),
+      ...(query.endpoint_id ? [pool`endpoint_id = ${query.endpoint_id}`] : []),
+      ...(query.event_type ? [pool`event_type = ${query.event_type}`] : []),
+      ...(query.since ? [pool`delivery_id >= ${firstId(query.since)}`] : []),
+      ...(query.until ? [pool`delivery_id < ${firstId(query.until)}`] : []),
+      ...(query.cursor ? [pool`delivery_id < ${query.cursor}`] : []),
+    ]
+    const rows = await pool<DeliveryRow[]>`
+      select ${deliveryColumns(pool)} from waybill.deliveries
+      where ${where.flatMap((condition, index) => (index === 0 ? condition : [pool` and `, condition]))}
+      order by delivery_id desc limit ${query.limit + 1} offset ${query.offset}`
+    return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
+  }
+
+  async function find(tenant: Tenant, deliveryId: string): Promise<DeliveryRow> {
+    const [row] = UUID.test(deliveryId)
+      ? await pool<DeliveryRow[]>`
+          select ${deliveryColumns(pool)} from waybill.deliveries
+          where tenant_id = ${tenant.tenantId} and delivery_id = ${deliveryId}`
+      : []
+    if (row === undefined) throw new AppError('delivery_not_found')
+    return row
+  }
+
+  /** A replay that the month has no attempt left for would only be dead-lettered again. */
+  async function requireAttempts(tenant: Tenant): Promise<void> {
+    const limit = tenant.limits.monthly_attempts ?? deps.monthlyAttempts
+    const [used] = await pool<{ count: number }[]>`
+      select count::float8 from waybill.usage
+      where tenant_id = ${tenant.tenantId} and month = date_trunc('month', now() at time zone 'utc')::date and metric = 'attempts'`
+    const current = used?.count ?? 0
+    if (current >= limit)
+      throw new AppError('monthly_attempts', { limit, current, resets_at: firstOfNextMonth(new Date()) })
+  }
+
+  mount.tenant(listDeliveries, { action: 'read' }, async (c, tenant, { query }) =>
+    c.json(await list(tenant, query), 200),
+  )
+
+  mount.tenant(listDeadLetters, { action: 'read' }, async (c, tenant, { query }) =>
+    c.json(await list(tenant, { ...query, status: 'dead_lettered' }), 200),
+  )
+
+  mount.tenant(getDelivery, { action: 'read' }, async (c, tenant, { params }) =>
+    c.json({ ok: true, ...renderDelivery(await find(tenant, params.delivery_id.toLowerCase())) }, 200),
+  )
+
+  mount.tenant(listAttempts, { action: 'read' }, async (c, tenant, { params, query }) => {
+    const { delivery_id } = await find(tenant, params.delivery_id.toLowerCase())
+    const rows = await pool<AttemptRow[]>`
+      select attempt_number, delivery_id, endpoint_id, url, status_code, error, error_message, response_body, response_truncated,
+        duration_ms, retry_state, next_attempt_at, started_at
+      from waybill.attempts where tenant_id = ${tenant.tenantId} and delivery_id = ${delivery_id}
+        ${query.cursor ? pool`and attempt_number > ${Number(query.cursor)}` : pool``}
+      order by attempt_number limit ${query.limit + 1} offset ${query.offset}`
+    return c.json(
+      listBody(
+        query,
+        rows,
+        (row) => row,
+        (row) => String(row.attempt_number),
+      ),
+      200,
+    )
+  })
+
+  mount.tenant(replay, { action: 'deliveries:replay' }, async (c, tenant, { params }) => {
+    const deliveryId = params.delivery_id.toLowerCase()
+    await find(tenant, deliveryId)
+    await requireAttempts(tenant)
+    await replayDelivery(pool, tenant.tenantId, deliveryId)
+    return c.json({ ok: true, ...renderDelivery(await find(tenant, deliveryId)) }, 202)
+  })
+}

@@ -1,0 +1,59 @@
+import { z } from '@hono/zod-openapi'
+import type { Pool } from '../db.ts'
+import { madeAt } from '../ids.ts'
+import { deliveryStatus, id, timestamp } from './schemas.ts'
+
+export const deliveryRecord = z
+  .object({
+    delivery_id: id('delivery'),
+    tenant_id: z.string(),
+    event_id: id('event'),
+    endpoint_id: id('endpoint'),
+    event_type: z.string(),
+    status: deliveryStatus,
+    attempt_count: z.int(),
+    next_attempt_at: timestamp
+      .nullable()
+      .openapi({ description: 'Null when none is planned: finished, being held, or being attempted now.' }),
+    last_attempt_at: timestamp.nullable(),
+    last_status_code: z.int().nullable().openapi({ description: 'Null when the last attempt got no response.' }),
+    last_error: z.string().nullable(),
+    dead_letter_reason: z
+      .enum(['retries_exhausted', 'endpoint_gone', 'worker_lost', 'monthly_attempt_limit'])
+      .nullable()
+      .openapi('DeadLetterReason'),
+    created_at: timestamp,
+    updated_at: timestamp,
+    completed_at: timestamp.nullable(),
+  })
+  .openapi('Delivery')
+
+export type DeliveryRow = {
+  delivery_id: string
+  tenant_id: string
+  event_id: string
+  endpoint_id: string
+  event_type: string
+  status: z.infer<typeof deliveryStatus>
+  attempt_count: number
+  next_attempt_at: Date | null
+  last_attempt_at: Date | null
+  last_status_code: number | null
+  last_error: string | null
+  dead_letter_reason: z.infer<typeof deliveryRecord>['dead_letter_reason']
+  updated_at: Date
+  completed_at: Date | null
+}
+
+/** The columns of a DeliveryRow. */
+export const deliveryColumns = (sql: Pool) => sql`
+  delivery_id, tenant_id, event_id, endpoint_id, event_type, status, attempt_count, next_attempt_at, last_attempt_at,
+  last_status_code, last_error, dead_letter_reason, updated_at, completed_at`
+
+/** A delivery as the API shows it; its id carries when it was created. */
+export const renderDelivery = ({ updated_at, completed_at, ...row }: DeliveryRow) => ({
+  ...row,
+  created_at: madeAt(row.delivery_id),
+  updated_at,
+  completed_at,
+})

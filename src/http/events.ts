@@ -1,0 +1,106 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { Pool } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { madeAt, UUID } from '../ids.ts'
+import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
+import type { Mount } from './route.ts'
+import { answers, errorAnswers, id, listBody, listOf, pageQuery, TENANT_ERRORS, timestamp } from './schemas.ts'
+
+const payload = z.record(z.string(), z.unknown()).openapi({
+  description: 'A JSON object. Its text is kept and delivered as it was sent: key order and number spellings included.',
+  example: { invoice_id: 'inv_1', amount: 4200 },
+})
+
+const eventPath = z.object({ event_id: id('event') })
+
+const getEvent = createRoute({
+  method: 'get',
+  path: '/v1/events/{event_id}',
+  operationId: 'getEvent',
+  tags: ['Events'],
+  summary: 'Read an event',
+  security: [{ apiKey: [] }],
+  request: { params: eventPath },
+  responses: {
+    200: answers(
+      'The event',
+      z
+        .object({
+          ok: z.literal(true),
+          event_id: id('event'),
+          tenant_id: z.string(),
+          event_type: z.string(),
+          payload,
+          idempotency_key: z.string().nullable(),
+          delivery_count: z.int(),
+          created_at: timestamp,
+        })
+        .openapi('Event'),
+    ),
+    ...errorAnswers(...TENANT_ERRORS, 'event_not_found'),
+  },
+})
+
+const listEventDeliveries = createRoute({
+  method: 'get',
+  path: '/v1/events/{event_id}/deliveries',
+  operationId: 'listEventDeliveries',
+  tags: ['Events'],
+  summary: 'List the deliveries of an event',
+  security: [{ apiKey: [] }],
+  request: { params: eventPath, query: pageQuery },
+  responses: {
+    200: answers('Newest first', listOf(deliveryRecord)),
+    ...errorAnswers(...TENANT_ERRORS, 'event_not_found'),
+  },
+})
+
+type EventRow = {
+  event_id: string
+  event_type: string
+  payload: string
+  idempotency_key: string | null
+  delivery_count: number
+}
+
+/** Reading what was published. */
+export function mountEvents(mount: Mount, { pool }: { pool: Pool }): void {
+  mount.tenant(getEvent, { action: 'read' }, async (c, tenant, { params }) => {
+    const row = await findEvent(pool, tenant.tenantId, params.event_id)
+    const { payload: text, ...fields } = row
+    const record = { ok: true, event_id: fields.event_id, tenant_id: tenant.tenantId, event_type: fields.event_type }
+    const rest = {
+      idempotency_key: fields.idempotency_key,
+      delivery_count: fields.delivery_count,
+      created_at: madeAt(row.event_id),
+    }
+    // Put together as text, so that the payload comes back as it was published.
+    const body = `${JSON.stringify(record).slice(0, -1)},"payload":${text},${JSON.stringify(rest).slice(1)}`
+    return c.body(body, 200, { 'content-type': 'application/json' })
+  })
+
+  mount.tenant(listEventDeliveries, { action: 'read' }, async (c, tenant, { params, query }) => {
+    const { event_id } = await findEvent(pool, tenant.tenantId, params.event_id)
+    const rows = await pool<DeliveryRow[]>`
+      select ${deliveryColumns(pool)} from waybill.deliveries
+      where tenant_id = ${tenant.tenantId} and event_id = ${event_id}
+        and delivery_id between waybill.first_delivery_id(${event_id}) and waybill.last_delivery_id(${event_id})
+        ${query.cursor ? pool`and delivery_id < ${query.cursor}` : pool``}
+      order by delivery_id desc limit ${query.limit + 1} offset ${query.offset}`
+    return c.json(
+      listBody(query, rows, renderDelivery, (row) => row.delivery_id),
+      200,
+    )
+  })
+}
+
+async function findEvent(pool: Pool, tenantId: string, eventId: string): Promise<EventRow> {
+  const id = eventId.toLowerCase()
+  const [row] = UUID.test(id)
+    ? await pool<EventRow[]>`
+        select event_id, event_type, payload, idempotency_key, delivery_count from waybill.events
+        where tenant_id = ${tenantId} and event_id = ${id}`
+    : []
+  if (row === undefined) throw new AppError('event_not_found')
+  return row
+}

@@ -1,0 +1,57 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { Pool } from '../db.ts'
+import type { Mount } from './route.ts'
+import { answers } from './schemas.ts'
+
+/** A database that does not answer in this time is as good as gone for whoever asks. */
+const PATIENCE_MS = 1000
+
+const state = z.object({
+  status: z.enum(['ok', 'unavailable']),
+  database: z.enum(['ok', 'unreachable']),
+  version: z.string(),
+  mode: z.enum(['all', 'api', 'worker']),
+})
+
+const health = createRoute({
+  method: 'get',
+  path: '/health',
+  operationId: 'getHealth',
+  tags: ['Health'],
+  summary: 'Whether the service and its database answer',
+  security: [],
+  responses: {
+    200: answers('Both answer', state.extend({ ok: z.literal(true) })),
+    503: answers('The database does not answer', state.extend({ ok: z.literal(false) })),
+  },
+})
+
+/** Health of this process and its database, answered within about a second whatever the database does. */
+export function mountHealth(
+  mount: Mount,
+  { pool, version, mode }: { pool: Pool; version: string; mode: string },
+): void {
+  mount.open(health, async (c) => {
+    const answered = await answersInTime(pool)
+    const body = {
+      ok: answered,
+      status: answered ? 'ok' : 'unavailable',
+      database: answered ? 'ok' : 'unreachable',
+      version,
+      mode,
+    }
+    return c.json(body, answered ? 200 : 503)
+  })
+}
+
+async function answersInTime(pool: Pool): Promise<boolean> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<boolean>((resolve) => {
+    timer = setTimeout(resolve, PATIENCE_MS, false)
+  })
+  const asked = pool`select 1`.then(
+    () => true,
+    () => false,
+  )
+  return await Promise.race([asked, late]).finally(() => clearTimeout(timer))
+}

@@ -1,0 +1,151 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { Context } from 'hono'
+import { AppError } from '../errors.ts'
+import type { PublishRequest, PublishResult } from '../flow/publish.ts'
+import { sliceMember } from '../json.ts'
+import type { Log } from '../log.ts'
+import { firstOfNextMonth } from '../month.ts'
+import type { Tenant } from './auth.ts'
+import type { RateLimit } from './rate.ts'
+import type { Env, Mount } from './route.ts'
+import { answers, errorAnswers, eventType, id, jsonBody, TENANT_ERRORS } from './schemas.ts'
+
+const publishBody = z.strictObject({
+  event_type: eventType,
+  // Only its kind is checked: what is stored is the text itself, and copying the value would lose parts of it.
+  payload: z
+    .custom((value) => typeof value === 'object' && value !== null && !Array.isArray(value), 'must be a JSON object')
+    .openapi({ type: 'object' })
+    .pipe(z.any()),
+})
+
+const published = z
+  .object({
+    ok: z.literal(true),
+    event_id: id('event'),
+    tenant_id: z.string(),
+    idempotency_key: z.string().nullable(),
+    endpoint_count: z.int().openapi({ description: 'Active endpoints that subscribed to the event type.' }),
+    queued_delivery_count: z.int(),
+    delivery_ids: z.array(id('delivery')),
+  })
+  .openapi('Published')
+
+const publishEvent = createRoute({
+  method: 'post',
+  path: '/v1/events',
+  operationId: 'publishEvent',
+  tags: ['Events'],
+  summary: 'Publish an event',
+  description:
+    'Answers once the event, one delivery per subscribed active endpoint, and the work to send them are committed together. Delivering follows: read its outcome from the deliveries. Always send an `Idempotency-Key`; after a timeout or a 5xx, repeat the request with the same key and body.',
+  security: [{ apiKey: [] }],
+  request: {
+    headers: z.object({
+      'idempotency-key': z
+        .string()
+        .regex(/^[\x21-\x7e]{1,255}$/, 'must be 1 to 255 visible ASCII characters')
+        .optional()
+        .openapi({
+          description:
+            'Makes repeating a publish safe: the same key and event answer with the first event, another event with 409.',
+        }),
+    }),
+    body: jsonBody(publishBody),
+  },
+  responses: {
+    202: answers('Accepted: stored and queued', published),
+    200: {
+      ...answers('The first answer again: the key and the event are the same', published),
+      headers: z.object({ 'Idempotent-Replayed': z.literal('true') }),
+    },
+    ...errorAnswers(
+      ...TENANT_ERRORS,
+      'invalid_json',
+      'payload_too_large',
+      'key_reused',
+      'monthly_events',
+      'monthly_attempts',
+      'fanout',
+    ),
+  },
+})
+
+/** `POST /v1/events`: a request becomes an event, or the reason why it does not. */
+export function mountPublish(
+  mount: Mount,
+  deps: {
+    publish: (request: PublishRequest) => Promise<PublishResult>
+    rateLimit: RateLimit
+    maxPayloadBytes: number
+    log: Log
+  },
+): void {
+  const { publish, rateLimit, log } = deps
+  const maxPayloadBytes = (tenant: Tenant) => tenant.limits.max_payload_bytes ?? deps.maxPayloadBytes
+
+  /** The publish transaction counts the request itself, also one whose body was refused. */
+  async function count(c: Context<Env>, tenant: Tenant, event: PublishRequest['event']): Promise<PublishResult> {
+    const result = await publish({ tenantId: tenant.tenantId, event })
+    rateLimit.apply(c, tenant, 'events:write', result.rate)
+    return result
+  }
+
+  mount.tenant(
+    publishEvent,
+    { action: null, maxPayloadBytes, onRefused: async (tenant, c) => void (await count(c, tenant, null)) },
+    async (c, tenant, { body, headers, text }) => {
+      const payloadText = sliceMember(text, 'payload') ?? ''
+      const actualBytes = Buffer.byteLength(payloadText)
+      const limitBytes = maxPayloadBytes(tenant)
+      if (actualBytes > limitBytes) {
+        await count(c, tenant, null)
+        throw new AppError('payload_too_large', { limit_bytes: limitBytes, actual_bytes: actualBytes })
+      }
+      const idempotencyKey = headers['idempotency-key'] ?? null
+      const result = await count(c, tenant, { type: body.event_type, payload: payloadText, idempotencyKey })
+      switch (result.outcome) {
+        case 'accepted':
+        case 'replayed': {
+          const { eventId, deliveryIds, outcome } = result
+          log.info(
+            {
+              request_id: c.get('requestId'),
+              tenant_id: tenant.tenantId,
+              event_id: eventId,
+              event_type: body.event_type,
+              payload_bytes: actualBytes,
+              delivery_count: deliveryIds.length,
+              replayed: outcome === 'replayed',
+            },
+            'event.received',
+          )
+          if (outcome === 'replayed') c.header('idempotent-replayed', 'true')
+          const answer = {
+            ok: true,
+            event_id: eventId,
+            tenant_id: tenant.tenantId,
+            idempotency_key: idempotencyKey,
+            endpoint_count: deliveryIds.length,
+            queued_delivery_count: deliveryIds.length,
+            delivery_ids: deliveryIds,
+          }
+          return c.json(answer, outcome === 'accepted' ? 202 : 200)
+        }
+        case 'key_reused':
+          throw new AppError('key_reused', { event_id: result.eventId })
+        case 'fanout':
+          throw new AppError('fanout', { limit: result.limit, current: result.current })
+        case 'monthly_events':
+        case 'monthly_attempts':
+          throw new AppError(result.outcome, {
+            limit: result.limit,
+            current: result.current,
+            resets_at: firstOfNextMonth(new Date()),
+          })
+        default:
+          throw new Error(`publish ended as ${result.outcome}`)
+      }
+    },
+  )
+}

@@ -1,0 +1,40 @@
+import type { Context } from 'hono'
+import { AppError } from '../errors.ts'
+import type { RatePlace } from '../flow/publish.ts'
+import type { RateAction, RateCounter } from '../flow/rate-limit.ts'
+import type { Tenant } from './auth.ts'
+import type { Env } from './route.ts'
+
+export type RateLimits = { windowSeconds: number; limits: Record<RateAction, number> }
+
+/** Counts a request against its action's window, and says where it stands. */
+export function createRateLimit(counter: RateCounter, { windowSeconds, limits }: RateLimits) {
+  /** Sets the X-RateLimit headers; throws `rate limit exceeded` when the place is beyond the limit. */
+  function apply(c: Context<Env>, tenant: Tenant, action: RateAction, place: RatePlace): void {
+    if (place.limit === 0) return
+    const secondsLeft = Math.max(1, place.secondsLeft)
+    c.header('x-ratelimit-limit', String(place.limit))
+    c.header('x-ratelimit-remaining', String(Math.max(0, place.limit - place.count)))
+    c.header('x-ratelimit-reset', String(secondsLeft))
+    if (place.count <= place.limit) return
+    c.header('retry-after', String(secondsLeft))
+    throw new AppError('rate_limited', {
+      tenant_id: tenant.tenantId,
+      action,
+      limit: place.limit,
+      current: place.count,
+      window_seconds: windowSeconds,
+      window_start: place.windowStart.toISOString(),
+      retry_after_seconds: secondsLeft,
+    })
+  }
+
+  return {
+    apply,
+    async count(c: Context<Env>, tenant: Tenant, action: RateAction): Promise<void> {
+      apply(c, tenant, action, await counter({ tenantId: tenant.tenantId, action, limit: limits[action] }))
+    },
+  }
+}
+
+export type RateLimit = ReturnType<typeof createRateLimit>

@@ -1,0 +1,132 @@
+import type { HttpBindings } from '@hono/node-server'
+import type { OpenAPIHono, RouteConfig, z } from '@hono/zod-openapi'
+import type { Context } from 'hono'
+import { AppError, type FieldProblem } from '../errors.ts'
+import type { RateAction } from '../flow/rate-limit.ts'
+import type { Auth, Tenant } from './auth.ts'
+import { readJson } from './body.ts'
+import type { RateLimit } from './rate.ts'
+
+export type Env = { Bindings: HttpBindings; Variables: { requestId: string; tenantId: string | undefined } }
+export type App = OpenAPIHono<Env>
+
+/** The parts of a request that a route may declare schemas for. */
+type Parsed<Schema> = Schema extends z.ZodType ? z.output<Schema> : undefined
+type BodySchema<R extends RouteConfig> = NonNullable<R['request']>['body'] extends {
+  content: { 'application/json': { schema: infer Schema } }
+}
+  ? Schema
+  : undefined
+export type Input<R extends RouteConfig> = {
+  params: Parsed<NonNullable<R['request']>['params']>
+  query: Parsed<NonNullable<R['request']>['query']>
+  headers: Parsed<NonNullable<R['request']>['headers']>
+  body: Parsed<BodySchema<R>>
+  /** The body as it was sent. */
+  text: string
+}
+
+type TenantOptions = {
+  /** The rate limit that the request counts against, or null when the handler counts it itself. */
+  action: RateAction | null
+  /** How large a payload the body may carry; without one, bodies are small. */
+  maxPayloadBytes?: (tenant: Tenant) => number
+  /** Called when the request itself is refused, before the refusal is thrown. */
+  onRefused?: (tenant: Tenant, c: Context<Env>) => Promise<void>
+}
+
+/**
+ * Mounts routes on the app and in the OpenAPI document. For every request, in this order: bearer token, rate limit,
+ * then params, query, headers and body together, so that all mistakes are reported at once, then the handler.
+ */
+export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }) {
+  const { app, auth, rateLimit } = deps
+
+  function mount<R extends RouteConfig>(route: R, handle: (c: Context<Env>) => Promise<Response>) {
+    app.openAPIRegistry.registerPath(route)
+    app.on([route.method], [route.path.replaceAll(/{(.+?)}/g, ':$1')], handle)
+  }
+
+  return {
+    /** A route that needs no key. */
+    open<R extends RouteConfig>(route: R, handler: (c: Context<Env>) => Promise<Response> | Response) {
+      mount(route, async (c) => await handler(c))
+    },
+
+    /** A route for the operator's key. */
+    admin<R extends RouteConfig>(route: R, handler: (c: Context<Env>, input: Input<R>) => Promise<Response>) {
+      mount(route, async (c) => {
+        auth.admin(c.req.header('authorization'))
+        return await handler(c, await readInput(c, route))
+      })
+    },
+
+    /** A route for a tenant's key. */
+    tenant<R extends RouteConfig>(
+      route: R,
+      options: TenantOptions,
+      handler: (c: Context<Env>, tenant: Tenant, input: Input<R>) => Promise<Response>,
+    ) {
+      mount(route, async (c) => {
+        const tenant = await auth.tenant(c.req.header('authorization'))
+        c.set('tenantId', tenant.tenantId)
+        if (options.action) await rateLimit.count(c, tenant, options.action)
+        let input: Input<R>
+        try {
+          input = await readInput(c, route, options.maxPayloadBytes?.(tenant))
+        } catch (error) {
+          if (error instanceof AppError) await options.onRefused?.(tenant, c)
+          throw error
+        }
+        return await handler(c, tenant, input)
+      })
+    },
+  }
+}
+
+export type Mount = ReturnType<typeof createMount>
+
+async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPayloadBytes = 0): Promise<Input<R>> {
+  const { params, query, headers, body } = route.request ?? {}
+  const problems: FieldProblem[] = []
+  const parse = (schema: unknown, value: unknown, where: string) => {
+    if (schema === undefined) return undefined
+    const parsed = (schema as z.ZodType).safeParse(value)
+    if (parsed.success) return parsed.data
+    for (const issue of parsed.error.issues) problems.push(...fieldProblems(issue, where))
+    return undefined
+  }
+  const input = {
+    params: parse(params, c.req.param(), ''),
+    query: parse(query, singleValues(c.req.queries()), ''),
+    headers: parse(headers, c.req.header(), ''),
+  }
+  const content = body?.content['application/json']
+  const schema = content && 'schema' in content ? content.schema : undefined
+  const json = schema === undefined ? undefined : await readJson(c, maxPayloadBytes)
+  const parsedBody = json && parse(schema, json.value, '')
+  if (problems.length > 0) throw refusal(problems)
+  return { ...input, body: parsedBody, text: json?.text ?? '' } as Input<R>
+}
+
+/** A parameter that is given twice is kept as a list, which no schema of ours accepts. */
+const singleValues = (queries: Record<string, string[]>) =>
+  Object.fromEntries(Object.entries(queries).map(([name, values]) => [name, values.length === 1 ? values[0] : values]))
+
+/** A schema can raise an error of its own with `params: { error }` (the URL rules do), else it is an invalid request. */
+function refusal(problems: (FieldProblem & { error?: 'invalid_url' })[]): AppError {
+  const [only] = problems
+  if (problems.length === 1 && only?.error) return new AppError(only.error, only.message)
+  return new AppError(
+    'invalid_request',
+    problems.map(({ path, message }) => ({ path, message })),
+  )
+}
+
+function fieldProblems(issue: z.core.$ZodIssue, where: string): (FieldProblem & { error?: 'invalid_url' })[] {
+  const path = [where, ...issue.path.map(String)].filter(Boolean).join('.')
+  if (issue.code === 'unrecognized_keys')
+    return issue.keys.map((key) => ({ path: [path, key].filter(Boolean).join('.'), message: 'is not a known field' }))
+  const error = issue.code === 'custom' ? (issue.params as { error?: 'invalid_url' } | undefined)?.error : undefined
+  return [{ path, message: issue.message, ...(error && { error }) }]
+}

@@ -1,0 +1,194 @@
+import { z } from '@hono/zod-openapi'
+import { ERRORS, type ErrorCode } from '../errors.ts'
+import { UUID } from '../ids.ts'
+
+/** The schemas that several routes share. What a field means is said here once, for the OpenAPI document and its readers. */
+
+export const id = (of: string) =>
+  z.string().openapi({
+    description: `The id of the ${of}, a UUIDv7.`,
+    format: 'uuid',
+    example: '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10',
+  })
+
+export const timestamp = z.string().openapi({ format: 'date-time', example: '2026-11-20T09:30:00.000Z' })
+
+export const tenantId = z
+  .string()
+  .regex(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/, 'must be 1 to 64 of A-Z a-z 0-9 . _ - and start with a letter or digit')
+  .openapi({ example: 'acme' })
+
+export const eventType = z
+  .string()
+  .max(128, 'must be at most 128 characters')
+  .regex(/^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$/, 'must be words of A-Z a-z 0-9 _ - joined by dots')
+  .openapi({
+    description: 'A dotted name: words of `A-Za-z0-9_-` joined by `.`, 1 to 128 characters.',
+    example: 'invoice.paid',
+  })
+
+/** A moment with an offset or `Z`, in years that the ids can carry. */
+const moment = z.iso
+  .datetime({ offset: true, error: 'must be an ISO 8601 time with an offset or Z' })
+  .transform((text) => new Date(text))
+  .refine((date) => !Number.isNaN(date.getTime()) && date.getTime() >= 0, 'must be a time after 1970')
+
+const wholeNumber = (min: number, max: number) =>
+  z
+    .string()
+    .regex(/^\d{1,6}$/, `must be a whole number from ${min} to ${max}`)
+    .transform(Number)
+    .pipe(z.number().min(min, `must be at least ${min}`).max(max, `must be at most ${max}`))
+
+const numberSchema = (min: number, max: number, fallback: number, description: string) =>
+  wholeNumber(min, max)
+    .default(fallback)
+    .openapi({
+      param: { required: false, schema: { type: 'integer', minimum: min, maximum: max, default: fallback } },
+      description,
+    })
+
+/** Where a page starts; what `next_cursor` answered, unread by clients. `position` is what it must hold when decoded. */
+const cursorAt = (position: RegExp) =>
+  z
+    .string()
+    .max(64)
+    .transform((text) => Buffer.from(text, 'base64url').toString())
+    .refine((text) => position.test(text), 'must be a next_cursor that this list answered')
+    .openapi({
+      param: { schema: { type: 'string' } },
+      description: 'Goes on where a page ended: its `next_cursor`. Excludes `offset`.',
+    })
+
+export const encodeCursor = (position: string) => Buffer.from(position).toString('base64url')
+
+const pageFields = {
+  limit: numberSchema(1, 250, 50, 'How many rows a page holds.'),
+  offset: numberSchema(0, 10_000, 0, 'How many rows are skipped; for greater depth use `cursor`.'),
+  cursor: cursorAt(UUID).optional(),
+}
+
+export type Page = { limit: number; offset: number; cursor?: string | undefined }
+
+const onlyOneStart = (query: Page, ctx: z.RefinementCtx) => {
+  if (query.cursor !== undefined && query.offset > 0) {
+    ctx.addIssue({ code: 'custom', path: ['cursor'], message: 'excludes offset: give one of them' })
+  }
+}
+
+export const pageQuery = z.strictObject(pageFields).superRefine(onlyOneStart)
+export const attemptsQuery = z
+  .strictObject({ ...pageFields, cursor: cursorAt(/^\d{1,9}$/).optional() })
+  .superRefine(onlyOneStart)
+export const endpointsQuery = z
+  .strictObject({
+    ...pageFields,
+    active_only: z
+      .enum(['true', 'false'], 'must be true or false')
+      .transform((text) => text === 'true')
+      .optional()
+      .openapi({ param: { schema: { type: 'boolean' } }, description: 'True: active endpoints only.' }),
+  })
+  .superRefine(onlyOneStart)
+
+const timeOrder = (query: { since?: Date | undefined; until?: Date | undefined }, ctx: z.RefinementCtx) => {
+  if (query.since && query.until && query.since >= query.until) {
+    ctx.addIssue({ code: 'custom', path: ['since'], message: 'must be before until' })
+  }
+}
+
+const uuidFilter = z
+  .string()
+  .regex(/^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$/, 'must be a UUID')
+  .transform((text) => text.toLowerCase())
+
+export const deliveryStatus = z.enum(['pending', 'retrying', 'delivered', 'dead_lettered']).openapi('DeliveryStatus', {
+  description:
+    '`pending`: not tried yet. `retrying`: failed, another attempt is due. The other two are final until a replay.',
+})
+
+const deliveryFilters = {
+  ...pageFields,
+  endpoint_id: uuidFilter.optional().openapi({ format: 'uuid' }),
+  event_type: eventType.optional(),
+  since: moment.optional().openapi({
+    param: { schema: { type: 'string', format: 'date-time' } },
+    description: 'Created at or after this time.',
+  }),
+  until: moment
+    .optional()
+    .openapi({ param: { schema: { type: 'string', format: 'date-time' } }, description: 'Created before this time.' }),
+}
+
+export const dlqQuery = z.strictObject(deliveryFilters).superRefine(onlyOneStart).superRefine(timeOrder)
+export const deliveriesQuery = z
+  .strictObject({ ...deliveryFilters, status: deliveryStatus.optional() })
+  .superRefine(onlyOneStart)
+  .superRefine(timeOrder)
+
+export const listOf = <Item extends z.ZodType>(item: Item) =>
+  z.object({
+    ok: z.literal(true),
+    data: z.array(item),
+    limit: z.int(),
+    offset: z.int(),
+    has_more: z.boolean(),
+    next_cursor: z
+      .string()
+      .nullable()
+      .openapi({ description: 'Give it as `cursor` for the next page; null on the last one.' }),
+  })
+
+/** The body of a list: `rows` holds up to one more than the page, which says whether there are more. */
+export function listBody<Row, Item>(
+  page: Page,
+  rows: Row[],
+  render: (row: Row) => Item,
+  position: (row: Row) => string,
+) {
+  const shown = rows.slice(0, page.limit)
+  const last = rows.length > page.limit ? shown.at(-1) : undefined
+  return {
+    ok: true as const,
+    data: shown.map(render),
+    limit: page.limit,
+    offset: page.offset,
+    has_more: last !== undefined,
+    next_cursor: last === undefined ? null : encodeCursor(position(last)),
+  }
+}
+
+const errorBody = z
+  .object({
+    ok: z.literal(false),
+    error: z.string().openapi({ description: 'What went wrong; these strings do not change.' }),
+    details: z.unknown().optional().openapi({
+      description: 'A string, object or array that depends on the error; absent where there is nothing to add.',
+    }),
+  })
+  .openapi('Error')
+
+const json = <Schema extends z.ZodType>(schema: Schema) => ({ 'application/json': { schema } })
+
+export const answers = <Schema extends z.ZodType>(description: string, schema: Schema) => ({
+  description,
+  content: json(schema),
+})
+
+/** The error responses of a route, by status, from the errors it can answer with. */
+export function errorAnswers(...codes: ErrorCode[]) {
+  const all: ErrorCode[] = [...codes, 'internal']
+  const statuses = [...new Set(all.map((code) => ERRORS[code][0]))]
+  return Object.fromEntries(
+    statuses.map((status) => {
+      const texts = all.filter((code) => ERRORS[code][0] === status).map((code) => `\`${ERRORS[code][1]}\``)
+      return [status, { description: texts.join(', '), content: json(errorBody) }]
+    }),
+  )
+}
+
+/** What any tenant route can answer with. */
+export const TENANT_ERRORS = ['missing_token', 'invalid_api_key', 'rate_limited', 'invalid_request'] as const
+export const ADMIN_ERRORS = ['missing_token', 'invalid_admin_key', 'invalid_request', 'invalid_json'] as const
+
+export const jsonBody = <Schema extends z.ZodType>(schema: Schema) => ({ required: true, content: json(schema) })

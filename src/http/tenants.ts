@@ -1,0 +1,146 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import { isDuplicate, type Pool } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { madeAt } from '../ids.ts'
+import { hashApiKey, makeApiKey } from '../secrets.ts'
+import type { TenantLimits } from './auth.ts'
+import type { Mount } from './route.ts'
+import { ADMIN_ERRORS, answers, errorAnswers, id, jsonBody, tenantId, timestamp } from './schemas.ts'
+
+const count = z.int('must be a whole number').min(0, 'must be at least 0').max(Number.MAX_SAFE_INTEGER)
+const tenantLimits = z
+  .strictObject({
+    monthly_events: count,
+    monthly_attempts: count,
+    max_endpoints: count.max(100_000, 'must be at most 100000'),
+    max_fanout_endpoints: count.max(100_000, 'must be at most 100000'),
+    max_payload_bytes: count.min(2, 'must be at least 2').max(16_777_216, 'must be at most 16777216'),
+    events_write_rate: count
+      .max(1_000_000_000, 'must be at most 1000000000')
+      .openapi({ description: 'Publishes per rate window; 0: no limit.' }),
+  })
+  .partial()
+  .openapi('TenantLimits', {
+    description: 'What this tenant may do beyond or below the service’s own limits; absent ones are the service’s.',
+  })
+
+const tenantBody = z.strictObject({
+  tenant_id: tenantId,
+  tenant_slug: z
+    .string()
+    .max(64, 'must be at most 64 characters')
+    .regex(/^[a-z0-9]+(-[a-z0-9]+)*$/, 'must be lower-case words of a-z 0-9 joined by -')
+    .openapi({ example: 'acme-inc' }),
+  limits: tenantLimits
+    .optional()
+    .openapi({ description: 'Replaces the tenant’s overrides; absent: they stay as they are.' }),
+})
+
+const putTenant = createRoute({
+  method: 'post',
+  path: '/v1/admin/tenants',
+  operationId: 'putTenant',
+  tags: ['Admin'],
+  summary: 'Create or update a tenant',
+  security: [{ adminKey: [] }],
+  request: { body: jsonBody(tenantBody) },
+  responses: {
+    200: answers(
+      'The tenant as it is now',
+      z.object({
+        ok: z.literal(true),
+        tenant_id: z.string(),
+        tenant_slug: z.string(),
+        limits: tenantLimits,
+        created: z.boolean().openapi({ description: 'True when the tenant is new.' }),
+        created_at: timestamp,
+        updated_at: timestamp,
+      }),
+    ),
+    ...errorAnswers(...ADMIN_ERRORS, 'slug_taken'),
+  },
+})
+
+const createApiKey = createRoute({
+  method: 'post',
+  path: '/v1/admin/api-keys',
+  operationId: 'createApiKey',
+  tags: ['Admin'],
+  summary: 'Create an API key for a tenant',
+  description: 'The key itself is in this answer and nowhere else: it cannot be read again.',
+  security: [{ adminKey: [] }],
+  request: {
+    body: jsonBody(
+      z.strictObject({
+        tenant_id: tenantId,
+        name: z.string().min(1, 'must not be empty').max(100, 'must be at most 100 characters'),
+      }),
+    ),
+  },
+  responses: {
+    201: answers(
+      'The key, shown once',
+      z.object({
+        ok: z.literal(true),
+        api_key_id: id('API key'),
+        tenant_id: z.string(),
+        name: z.string(),
+        api_key: z.string().openapi({ description: '`wb_live_` and 43 base64url characters.', example: 'wb_live_…' }),
+        created_at: timestamp,
+      }),
+    ),
+    ...errorAnswers(...ADMIN_ERRORS, 'tenant_not_found'),
+  },
+})
+
+type TenantRow = {
+  tenant_id: string
+  tenant_slug: string
+  limits: TenantLimits
+  created: boolean
+  created_at: Date
+  updated_at: Date
+}
+
+/** The operator's routes for tenants and their keys. */
+export function mountTenants(mount: Mount, { pool }: { pool: Pool }): void {
+  mount.admin(putTenant, async (c, { body }) => {
+    const limits = body.limits ? pool.json(body.limits as Record<string, number>) : null
+    const [tenant] = await pool<TenantRow[]>`
+      with put as (
+        insert into waybill.tenants as t (tenant_id, tenant_slug, limits)
+        values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}, '{}'::jsonb))
+        on conflict (tenant_id) do update set
+          tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}, t.limits), updated_at = now()
+        returning *, xmax = 0 as created
+      )
+      select put.*, pg_notify('waybill_tenants', '') from put`.catch((error: unknown) => {
+      if (isDuplicate(error, 'tenants_tenant_slug_key')) throw new AppError('slug_taken')
+      throw error
+    })
+    const { tenant_id, tenant_slug, limits: now, created, created_at, updated_at } = tenant as TenantRow
+    return c.json({ ok: true, tenant_id, tenant_slug, limits: now, created, created_at, updated_at }, 200)
+  })
+
+  mount.admin(createApiKey, async (c, { body }) => {
+    const apiKey = makeApiKey()
+    const [row] = await pool<{ api_key_id: string }[]>`
+      insert into waybill.api_keys (tenant_id, api_key_id, name, key_hash)
+      select tenant_id, waybill.make_id(clock_timestamp()), ${body.name}, ${hashApiKey(apiKey)}
+      from waybill.tenants where tenant_id = ${body.tenant_id}
+      returning api_key_id`
+    if (row === undefined) throw new AppError('tenant_not_found')
+    const { api_key_id } = row
+    return c.json(
+      {
+        ok: true,
+        api_key_id,
+        tenant_id: body.tenant_id,
+        name: body.name,
+        api_key: apiKey,
+        created_at: madeAt(api_key_id),
+      },
+      201,
+    )
+  })
+}

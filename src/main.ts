@@ -1,0 +1,117 @@
+import { parseArgs } from 'node:util'
+import { type Config, ConfigError, maskConfig, readConfig } from './config.ts'
+import { startEmbedded } from './embedded.ts'
+import { createLog, type Log } from './log.ts'
+import { type Database, type Mode, readVersion, startService } from './service.ts'
+import { createReleasers, type Releasers } from './shutdown.ts'
+
+const USAGE = `Usage: waybill [--mode all|api|worker] [--no-migrate]
+
+  --mode MODE    all (default): API and worker in one process; api: requests only; worker: deliveries only
+  --no-migrate   do not bring the database to this version's schema first
+  --help         this text
+  --version      the version
+
+Configuration is environment variables; the README lists them all.
+`
+
+/** The last resort of a shutdown that hangs, beyond what the grace allows. */
+const FORCE_MS = 10_000
+
+async function main(): Promise<void> {
+  const flags = readFlags()
+  if (flags.help) return void process.stdout.write(USAGE)
+  if (flags.version) return void process.stdout.write(`${await readVersion()}\n`)
+  const config = readConfig(process.env)
+  const log = createLog(config.LOG_LEVEL)
+  const releasers = createReleasers()
+  const stopped = stopOnSignal(config, log, releasers)
+  try {
+    const database = await openDatabase(config, log, releasers)
+    log.info({ config: maskConfig(config), mode: flags.mode, version: await readVersion() }, 'service.starting')
+    if (config.EGRESS_ALLOW.length > 0) {
+      log.warn(
+        { ranges: config.EGRESS_ALLOW.map((range) => range.text) },
+        'EGRESS_ALLOW exempts addresses from the destination rules',
+      )
+    }
+    const { port } = await startService({
+      config,
+      database,
+      mode: flags.mode,
+      migrateFirst: flags.migrate,
+      log,
+      releasers,
+    })
+    log.info({ port, mode: flags.mode }, 'service.ready')
+  } catch (error) {
+    if (!stopped.begun()) {
+      log.fatal({ err: error }, 'service.failed')
+      await releasers.releaseAll(log)
+      process.exitCode = 1
+    }
+  }
+}
+
+function readFlags(): { mode: Mode; migrate: boolean; help: boolean; version: boolean } {
+  try {
+    const { values } = parseArgs({
+      options: {
+        mode: { type: 'string', default: 'all' },
+        migrate: { type: 'boolean', default: true },
+        help: { type: 'boolean', default: false },
+        version: { type: 'boolean', default: false },
+      },
+      allowNegative: true,
+    })
+    if (!['all', 'api', 'worker'].includes(values.mode))
+      throw new Error(`--mode must be all, api or worker, not ${values.mode}`)
+    return { ...values, mode: values.mode as Mode }
+  } catch (error) {
+    throw new ConfigError([(error as Error).message])
+  }
+}
+
+/** The configured database, or an embedded one with keys of its own. */
+async function openDatabase(config: Config, log: Log, releasers: Releasers): Promise<Database> {
+  if (config.DATABASE_URL) {
+    return {
+      url: config.DATABASE_URL,
+      adminApiKey: config.ADMIN_API_KEY ?? '',
+      encryptionKeys: config.ENCRYPTION_KEY ?? [],
+    }
+  }
+  const embedded = await startEmbedded('.waybill', log)
+  releasers.add('embedded Postgres', embedded.stop)
+  if (!config.ADMIN_API_KEY)
+    process.stderr.write(`Embedded Postgres in .waybill/. Admin key: ${embedded.adminApiKey}\n`)
+  return {
+    url: embedded.url,
+    adminApiKey: config.ADMIN_API_KEY ?? embedded.adminApiKey,
+    encryptionKeys: config.ENCRYPTION_KEY ?? [Buffer.from(embedded.encryptionKey, 'base64')],
+  }
+}
+
+/** The first SIGTERM or SIGINT stops the service in order and exits 0; a second one ends it at once. */
+function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
+  let begun = false
+  const stop = (signal: string) => {
+    if (begun) process.exit(1)
+    begun = true
+    log.info({ signal, grace_seconds: config.SHUTDOWN_GRACE_SECONDS }, 'service.stopping')
+    setTimeout(() => process.exit(1), config.SHUTDOWN_GRACE_SECONDS * 1000 + FORCE_MS).unref()
+    void releasers.releaseAll(log).then(() => {
+      log.info('service.stopped')
+      process.exit(0)
+    })
+  }
+  process.on('SIGTERM', stop)
+  process.on('SIGINT', stop)
+  return { begun: () => begun }
+}
+
+await main().catch((error: unknown) => {
+  const lines = error instanceof ConfigError ? error.problems : [String(error)]
+  process.stderr.write(`${lines.map((line) => `waybill: ${line}`).join('\n')}\n`)
+  process.exitCode = 1
+})

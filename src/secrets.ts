@@ -1,0 +1,56 @@
+import { createCipheriv, createDecipheriv, hash, randomBytes } from 'node:crypto'
+
+const KEY_ID_BYTES = 4
+const IV_BYTES = 12
+const TAG_BYTES = 16
+
+export type SecretBox = {
+  /** Encrypts with the first key. `owner` binds the result to its row: moved to another, it does not decrypt. */
+  seal(secret: string, owner: string): Buffer
+  /** Throws when no key fits, or when the bytes are not what was sealed for `owner`. */
+  open(sealed: Uint8Array, owner: string): string
+  /** Ids (hex) of the keys at hand: the first bytes of what `seal` returns say which one is needed. */
+  keyIds: string[]
+}
+
+/**
+ * Signing secrets at rest: AES-256-GCM, laid out as key id (4 bytes) | iv (12) | ciphertext | tag (16). The key id is
+ * the start of the key's SHA-256, so keys can be rotated: the first one encrypts, all of them decrypt.
+ */
+export function createSecretBox(keys: Buffer[]): SecretBox {
+  const byId = new Map(
+    keys.map((key) => [hash('sha256', key, 'buffer').subarray(0, KEY_ID_BYTES).toString('hex'), key]),
+  )
+  const [current] = byId
+  if (current === undefined) throw new Error('no encryption key')
+  return {
+    keyIds: [...byId.keys()],
+    seal(secret, owner) {
+      const iv = randomBytes(IV_BYTES)
+      const cipher = createCipheriv('aes-256-gcm', current[1], iv).setAAD(Buffer.from(owner))
+      const text = Buffer.concat([cipher.update(secret, 'utf8'), cipher.final()])
+      return Buffer.concat([Buffer.from(current[0], 'hex'), iv, text, cipher.getAuthTag()])
+    },
+    open(sealed, owner) {
+      const bytes = Buffer.from(sealed)
+      const keyId = bytes.subarray(0, KEY_ID_BYTES).toString('hex')
+      const key = byId.get(keyId)
+      if (key === undefined) throw new Error(`no encryption key with id ${keyId}`)
+      const iv = bytes.subarray(KEY_ID_BYTES, KEY_ID_BYTES + IV_BYTES)
+      const decipher = createDecipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
+      decipher.setAAD(Buffer.from(owner)).setAuthTag(bytes.subarray(-TAG_BYTES))
+      return (
+        decipher.update(bytes.subarray(KEY_ID_BYTES + IV_BYTES, -TAG_BYTES), undefined, 'utf8') + decipher.final('utf8')
+      )
+    },
+  }
+}
+
+/** A new signing secret: `whsec_` and 32 random bytes in base64 (Standard Webhooks). */
+export const makeSigningSecret = () => `whsec_${randomBytes(32).toString('base64')}`
+
+/** A new tenant API key: `wb_live_` and 43 base64url characters, 256 random bits. */
+export const makeApiKey = () => `wb_live_${randomBytes(32).toString('base64url')}`
+
+/** What of an API key is stored and looked up by. */
+export const hashApiKey = (key: string): Buffer => hash('sha256', key, 'buffer')

@@ -1,0 +1,139 @@
+import { readFile } from 'node:fs/promises'
+import type { Config } from './config.ts'
+import { openDb, type Pool } from './db.ts'
+import { createPublish } from './flow/publish.ts'
+import { createRateCounter } from './flow/rate-limit.ts'
+import { createSender } from './flow/send.ts'
+import { createApp } from './http/app.ts'
+import { createAuth } from './http/auth.ts'
+import { listen } from './http/listen.ts'
+import type { Log } from './log.ts'
+import { migrate } from './migrate.ts'
+import { createBoss, type QueueSettings } from './queue.ts'
+import { createSecretBox, type SecretBox } from './secrets.ts'
+import type { Releasers } from './shutdown.ts'
+import { startWorker } from './worker.ts'
+
+export type Mode = 'all' | 'api' | 'worker'
+export type Service = { port: number }
+
+/** Connections for requests, and for recording and claiming: Postgres itself is what saturates first. */
+const API_CONNECTIONS = 10
+const WORKER_CONNECTIONS = 4
+
+/** Enough of the database's address and keys to run against it. */
+export type Database = { url: string; adminApiKey: string; encryptionKeys: Buffer[] }
+
+export const queueSettings = (config: Config): QueueSettings => ({
+  attemptTimeoutSeconds: config.ATTEMPT_TIMEOUT_SECONDS,
+  retryLimit: config.RETRY_LIMIT,
+  retryDelaySeconds: config.RETRY_DELAY_SECONDS,
+  retryDelayMaxSeconds: config.RETRY_DELAY_MAX_SECONDS,
+})
+
+/**
+ * Starts the parts that `mode` asks for and registers, in `releasers`, how each is stopped: requests first, then claims
+ * and attempts, then connections. Throws when a part cannot start; what was started is then in `releasers` all the same.
+ */
+export async function startService(options: {
+  config: Config
+  database: Database
+  mode: Mode
+  migrateFirst: boolean
+  log: Log
+  releasers: Releasers
+}): Promise<Service> {
+  const { config, database, mode, log, releasers } = options
+  const version = await readVersion()
+  if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
+  const secretBox = createSecretBox(database.encryptionKeys)
+  const pool = openDb(database.url, {
+    log,
+    name: mode,
+    max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS),
+  })
+  releasers.add('database', () => pool.end({ timeout: 5 }))
+  await requireKeys(pool, secretBox)
+
+  if (mode !== 'api') {
+    const boss = createBoss(database.url, { log, work: true })
+    await boss.start()
+    releasers.add('queue', () => boss.stop({ graceful: false }))
+    const claims = openDb(database.url, { log, name: `${mode} claims`, max: 1, durable: false })
+    releasers.add('claims', () => claims.end({ timeout: 5 }))
+    const sender = createSender({ allow: config.EGRESS_ALLOW, timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000 })
+    releasers.add('sender', () => sender.close())
+    const worker = await startWorker({
+      pool,
+      claims,
+      boss,
+      sender,
+      secretBox,
+      log,
+      concurrency: config.WORKER_CONCURRENCY,
+      monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
+      headerPrefix: config.WEBHOOK_HEADER_PREFIX,
+      userAgent: `Waybill/${version}`,
+    })
+    releasers.add('worker', () => worker.stop(config.SHUTDOWN_GRACE_SECONDS * 1000))
+  }
+
+  const auth = createAuth(pool, database.adminApiKey)
+  if (mode !== 'worker') {
+    const listening = await pool.listen('waybill_tenants', auth.forget, auth.forget)
+    releasers.add('tenant changes', () => listening.unlisten())
+  }
+  let port = config.PORT
+  const app = createApp({
+    pool,
+    auth,
+    publish: createPublish(pool, {
+      rate: config.RATE_LIMIT_EVENTS_WRITE,
+      window_seconds: config.RATE_LIMIT_WINDOW_SECONDS,
+      fanout: config.MAX_FANOUT_ENDPOINTS,
+      monthly_events: config.MONTHLY_EVENT_LIMIT,
+      monthly_attempts: config.MONTHLY_ATTEMPT_LIMIT,
+    }),
+    rateCounter: createRateCounter(pool, config.RATE_LIMIT_WINDOW_SECONDS),
+    rateLimits: {
+      windowSeconds: config.RATE_LIMIT_WINDOW_SECONDS,
+      limits: {
+        'events:write': config.RATE_LIMIT_EVENTS_WRITE,
+        'endpoints:write': config.RATE_LIMIT_ENDPOINTS_WRITE,
+        'deliveries:replay': config.RATE_LIMIT_DELIVERIES_REPLAY,
+        read: config.RATE_LIMIT_READ,
+      },
+    },
+    secretBox,
+    allow: config.EGRESS_ALLOW,
+    log,
+    version,
+    mode,
+    baseUrl: () => config.BASE_URL ?? `http://localhost:${port}`,
+    maxPayloadBytes: config.MAX_PAYLOAD_BYTES,
+    maxEndpoints: config.MAX_ENDPOINTS,
+    monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
+    rotationOverlapSeconds: config.ROTATION_OVERLAP_SECONDS,
+  })
+  const server = await listen(app, { hostname: config.HOST, port: config.PORT })
+  port = server.port
+  releasers.add('http', server.close)
+  return { port }
+}
+
+/** The version in package.json, which stands one folder above both src and dist. */
+export async function readVersion(): Promise<string> {
+  return JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8')).version
+}
+
+/** A secret that no key opens could not sign: better to say so now than at every attempt. */
+async function requireKeys(pool: Pool, secretBox: SecretBox): Promise<void> {
+  const rows = await pool<{ key_id: string }[]>`
+    select distinct encode(substring(signing_secret from 1 for 4), 'hex') as key_id from waybill.endpoints`
+  const missing = rows.map((row) => row.key_id).filter((keyId) => !secretBox.keyIds.includes(keyId))
+  if (missing.length > 0) {
+    throw new Error(
+      `ENCRYPTION_KEY lacks the key that signing secrets are encrypted with (id ${missing.join(', ')}); add it behind the new one`,
+    )
+  }
+}
