@@ -1,12 +1,12 @@
 import { readdir, readFile } from 'node:fs/promises'
 import { openDb } from './db.ts'
+import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
 import { installQueue, type QueueSettings } from './queue.ts'
 
 const DIRECTORY = new URL('../sql/', import.meta.url)
 /** One constant for all versions: whoever migrates this database takes turns. */
 const LOCK = 0x5741_5942
-const PARTITION_DAYS_AHEAD = 7
 
 /**
  * Brings the database to this program's schema: sql/*.sql in order, each in a transaction of its own and once only, then
@@ -33,7 +33,7 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
       log.info({ file }, 'migration.applied')
     }
     await installQueue(url, log, settings)
-    await pool`select waybill.make_partitions(${PARTITION_DAYS_AHEAD})`
+    await makePartitions(pool)
   } finally {
     await pool.end({ timeout: 5 })
   }

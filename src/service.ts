@@ -6,8 +6,10 @@ import { createRateCounter } from './flow/rate-limit.ts'
 import { createSender } from './flow/send.ts'
 import { createApp } from './http/app.ts'
 import { createAuth } from './http/auth.ts'
+import type { ServiceLimits } from './http/limits.ts'
 import { listen } from './http/listen.ts'
 import type { Log } from './log.ts'
+import { startMaintenance } from './maintenance.ts'
 import { migrate } from './migrate.ts'
 import { createBoss, type QueueSettings } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
@@ -59,6 +61,13 @@ export async function startService(options: {
     const boss = createBoss(database.url, { log, work: true })
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
+    await startMaintenance({
+      pool,
+      boss,
+      retentionDays: config.RETENTION_DAYS,
+      retentionCron: config.RETENTION_CRON,
+      log,
+    })
     const claims = openDb(database.url, { log, name: `${mode} claims`, max: 1, durable: false })
     releasers.add('claims', () => claims.end({ timeout: 5 }))
     const sender = createSender({ allow: config.EGRESS_ALLOW, timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000 })
@@ -95,31 +104,38 @@ export async function startService(options: {
       monthly_attempts: config.MONTHLY_ATTEMPT_LIMIT,
     }),
     rateCounter: createRateCounter(pool, config.RATE_LIMIT_WINDOW_SECONDS),
-    rateLimits: {
-      windowSeconds: config.RATE_LIMIT_WINDOW_SECONDS,
-      limits: {
-        'events:write': config.RATE_LIMIT_EVENTS_WRITE,
-        'endpoints:write': config.RATE_LIMIT_ENDPOINTS_WRITE,
-        'deliveries:replay': config.RATE_LIMIT_DELIVERIES_REPLAY,
-        read: config.RATE_LIMIT_READ,
-      },
-    },
+    limits: serviceLimits(config),
     secretBox,
     allow: config.EGRESS_ALLOW,
     log,
     version,
     mode,
     baseUrl: () => config.BASE_URL ?? `http://localhost:${port}`,
-    maxPayloadBytes: config.MAX_PAYLOAD_BYTES,
-    maxEndpoints: config.MAX_ENDPOINTS,
-    monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
     rotationOverlapSeconds: config.ROTATION_OVERLAP_SECONDS,
+    retentionDays: config.RETENTION_DAYS,
   })
   const server = await listen(app, { hostname: config.HOST, port: config.PORT })
   port = server.port
   releasers.add('http', server.close)
   return { port }
 }
+
+const serviceLimits = (config: Config): ServiceLimits => ({
+  maxEndpoints: config.MAX_ENDPOINTS,
+  maxFanoutEndpoints: config.MAX_FANOUT_ENDPOINTS,
+  maxPayloadBytes: config.MAX_PAYLOAD_BYTES,
+  monthlyEvents: config.MONTHLY_EVENT_LIMIT,
+  monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
+  rateLimits: {
+    windowSeconds: config.RATE_LIMIT_WINDOW_SECONDS,
+    limits: {
+      'events:write': config.RATE_LIMIT_EVENTS_WRITE,
+      'endpoints:write': config.RATE_LIMIT_ENDPOINTS_WRITE,
+      'deliveries:replay': config.RATE_LIMIT_DELIVERIES_REPLAY,
+      read: config.RATE_LIMIT_READ,
+    },
+  },
+})
 
 /** The version in package.json, which stands one folder above both src and dist. */
 export async function readVersion(): Promise<string> {

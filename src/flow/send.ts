@@ -7,8 +7,6 @@ import { checkUrl } from './destination.ts'
 import { type AttemptError, classify, type Failure, failure } from './failure.ts'
 import { createResolver } from './resolve.ts'
 
-export type { AttemptError } from './failure.ts'
-
 /**
  * A reused connection that breaks within this time of the request was most likely being closed by the receiver when
  * the request reached it: the news takes one round trip. Later than that, the receiver had the request in hand.

@@ -10,12 +10,16 @@ import type { Log } from '../log.ts'
 import type { SecretBox } from '../secrets.ts'
 import type { Auth } from './auth.ts'
 import { mountDeliveries } from './deliveries.ts'
+import { mountEndpointHealth } from './endpoint-health.ts'
 import { mountEndpoints } from './endpoints.ts'
 import { mountEvents } from './events.ts'
 import { mountHealth } from './health.ts'
+import { mountLimits, type ServiceLimits } from './limits.ts'
+import { mountMetrics } from './metrics.ts'
 import { openApiDocument } from './openapi.ts'
 import { mountPublish } from './publish.ts'
-import { createRateLimit, type RateLimits } from './rate.ts'
+import { createRateLimit } from './rate.ts'
+import { mountRetention } from './retention.ts'
 import { type App, createMount, type Env } from './route.ts'
 import { mountTenants } from './tenants.ts'
 
@@ -24,26 +28,24 @@ export type AppDeps = {
   auth: Auth
   publish: (request: PublishRequest) => Promise<PublishResult>
   rateCounter: RateCounter
-  rateLimits: RateLimits
   secretBox: SecretBox
   allow: readonly AddressRange[]
   log: Log
   version: string
   mode: 'all' | 'api' | 'worker'
   baseUrl: () => string
-  maxPayloadBytes: number
-  maxEndpoints: number
-  monthlyAttempts: number
+  limits: ServiceLimits
   rotationOverlapSeconds: number
+  retentionDays: number
 }
 
 const SANE_REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/
 
 /** The HTTP application: every route in API modes, only health in worker mode. */
 export function createApp(deps: AppDeps): App {
-  const { log } = deps
+  const { log, limits } = deps
   const app: App = new OpenAPIHono<Env>()
-  const rateLimit = createRateLimit(deps.rateCounter, deps.rateLimits)
+  const rateLimit = createRateLimit(deps.rateCounter, limits.rateLimits)
   const mount = createMount({ app, auth: deps.auth, rateLimit })
 
   app.use(async (c, next) => {
@@ -83,11 +85,15 @@ export function createApp(deps: AppDeps): App {
 
   mountHealth(mount, deps)
   if (deps.mode !== 'worker') {
-    mountPublish(mount, { ...deps, rateLimit })
+    mountPublish(mount, { ...deps, rateLimit, maxPayloadBytes: limits.maxPayloadBytes })
     mountEvents(mount, deps)
-    mountEndpoints(mount, deps)
-    mountDeliveries(mount, deps)
+    mountEndpoints(mount, { ...deps, maxEndpoints: limits.maxEndpoints })
+    mountEndpointHealth(mount, deps)
+    mountDeliveries(mount, { ...deps, monthlyAttempts: limits.monthlyAttempts })
+    mountMetrics(mount, deps)
+    mountLimits(mount, { ...limits, pool: deps.pool, egressExemptions: deps.allow.map((range) => range.text) })
     mountTenants(mount, deps)
+    mountRetention(mount, deps)
     app.get('/openapi.json', (c) => c.json(openApiDocument(app, { version: deps.version, baseUrl: deps.baseUrl() })))
   }
   return app

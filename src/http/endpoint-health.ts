@@ -1,0 +1,93 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { Pool } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { UUID } from '../ids.ts'
+import type { Mount } from './route.ts'
+import { answers, errorAnswers, id, TENANT_ERRORS, timestamp } from './schemas.ts'
+
+const WINDOW_HOURS = 24
+
+const rate = z.number().min(0).max(1).nullable()
+
+const getEndpointHealth = createRoute({
+  method: 'get',
+  path: '/v1/endpoints/{endpoint_id}/health',
+  operationId: 'getEndpointHealth',
+  tags: ['Endpoints'],
+  summary: 'How an endpoint has been doing',
+  security: [{ apiKey: [] }],
+  request: { params: z.object({ endpoint_id: id('endpoint') }) },
+  responses: {
+    200: answers(
+      'Its health',
+      z
+        .object({
+          ok: z.literal(true),
+          endpoint_id: id('endpoint'),
+          window_hours: z.literal(WINDOW_HOURS),
+          attempts: z.int().openapi({ description: 'In the window: this hour and the 23 before it.' }),
+          success_rate: rate.openapi({ description: 'Of those attempts; null without any.' }),
+          failure_rate: rate,
+          recent_status_codes: z
+            .array(z.int().nullable())
+            .openapi({ description: 'The last 20, newest first; null for no response.' }),
+          last_success_at: timestamp.nullable(),
+          last_failure_at: timestamp.nullable(),
+          pending_count: z.int().openapi({ description: 'Deliveries that are not finished.' }),
+          dead_letter_count: z.int(),
+        })
+        .openapi('EndpointHealth'),
+    ),
+    ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found'),
+  },
+})
+
+type Row = {
+  endpoint_id: string
+  attempts: number
+  successes: number
+  recent_status_codes: (number | null)[] | null
+  last_success_at: Date | null
+  last_failure_at: Date | null
+  live: number
+  dead_lettered: number
+}
+
+/** How an endpoint has been doing lately, read from its counters. */
+export function mountEndpointHealth(mount: Mount, { pool }: { pool: Pool }): void {
+  mount.tenant(getEndpointHealth, { action: 'read' }, async (c, { tenantId }, { params }) => {
+    const endpointId = params.endpoint_id.toLowerCase()
+    const [row] = UUID.test(endpointId)
+      ? await pool<Row[]>`
+          select e.endpoint_id, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
+            coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
+          from waybill.endpoints e
+          left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+          cross join lateral (
+            select coalesce(sum(attempts), 0)::float8 as attempts,
+              coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes
+            from waybill.attempt_counts c
+            where c.tenant_id = e.tenant_id and c.endpoint_id = e.endpoint_id
+              and c.hour > date_trunc('hour', now()) - ${WINDOW_HOURS} * interval '1 hour') w
+          where e.tenant_id = ${tenantId} and e.endpoint_id = ${endpointId}`
+      : []
+    if (row === undefined) throw new AppError('endpoint_not_found')
+    const successRate = row.attempts === 0 ? null : row.successes / row.attempts
+    return c.json(
+      {
+        ok: true,
+        endpoint_id: row.endpoint_id,
+        window_hours: WINDOW_HOURS,
+        attempts: row.attempts,
+        success_rate: successRate,
+        failure_rate: successRate === null ? null : (row.attempts - row.successes) / row.attempts,
+        recent_status_codes: row.recent_status_codes ?? [],
+        last_success_at: row.last_success_at,
+        last_failure_at: row.last_failure_at,
+        pending_count: row.live,
+        dead_letter_count: row.dead_lettered,
+      },
+      200,
+    )
+  })
+}

@@ -1,0 +1,173 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { Pool } from '../db.ts'
+import type { RateAction } from '../flow/rate-limit.ts'
+import { firstOfNextMonth } from '../month.ts'
+import type { Tenant } from './auth.ts'
+import type { RateLimits } from './rate.ts'
+import type { Mount } from './route.ts'
+import { answers, errorAnswers, TENANT_ERRORS, timestamp } from './schemas.ts'
+
+const security = [{ apiKey: [] }]
+const hardLimits = z
+  .object({ max_endpoints: z.int(), max_fanout_endpoints: z.int(), max_payload_bytes: z.int() })
+  .openapi('HardLimits')
+
+const getUsage = createRoute({
+  method: 'get',
+  path: '/v1/usage/current',
+  operationId: 'getCurrentUsage',
+  tags: ['Usage'],
+  summary: 'What the tenant has used this month',
+  security,
+  responses: {
+    200: answers(
+      'This UTC calendar month so far',
+      z
+        .object({
+          ok: z.literal(true),
+          month: z.string().openapi({ example: '2026-11' }),
+          period_start: timestamp,
+          period_end: timestamp.openapi({ description: 'Exclusive.' }),
+          events_count: z.int(),
+          attempts_count: z.int(),
+        })
+        .openapi('Usage'),
+    ),
+    ...errorAnswers(...TENANT_ERRORS),
+  },
+})
+
+const getLimits = createRoute({
+  method: 'get',
+  path: '/v1/usage/limits',
+  operationId: 'getUsageLimits',
+  tags: ['Usage'],
+  summary: 'The tenant’s monthly and hard limits',
+  security,
+  responses: {
+    200: answers(
+      'The limits that hold for this tenant',
+      z
+        .object({ ok: z.literal(true), monthly: z.object({ events: z.int(), attempts: z.int() }), hard: hardLimits })
+        .openapi('UsageLimits'),
+    ),
+    ...errorAnswers(...TENANT_ERRORS),
+  },
+})
+
+const rateOf = z.object({ limit: z.int().openapi({ description: '0: no limit.' }), window_seconds: z.int() })
+
+const getSafety = createRoute({
+  method: 'get',
+  path: '/v1/safety/limits',
+  operationId: 'getSafetyLimits',
+  tags: ['Usage'],
+  summary: 'Rate limits, hard limits and active protections',
+  security,
+  responses: {
+    200: answers(
+      'What holds for this tenant',
+      z
+        .object({
+          ok: z.literal(true),
+          rate_limits: z.object({
+            'events:write': rateOf,
+            'endpoints:write': rateOf,
+            'deliveries:replay': rateOf,
+            read: rateOf,
+          }),
+          hard_limits: hardLimits,
+          protections: z.object({
+            ssrf_protection: z.boolean(),
+            payload_size_limit: z.boolean(),
+            endpoint_quota: z.boolean(),
+            fanout_limit: z.boolean(),
+            monthly_limits: z.boolean(),
+            rate_limiting: z.boolean(),
+          }),
+          egress_exemptions: z.array(z.string()).openapi({
+            description:
+              'Address ranges that the operator has exempted from the blocked classes (`EGRESS_ALLOW`); empty in production.',
+            example: [],
+          }),
+        })
+        .openapi('SafetyLimits'),
+    ),
+    ...errorAnswers(...TENANT_ERRORS),
+  },
+})
+
+/** The service's own limits; a tenant's overrides go before them. */
+export type ServiceLimits = {
+  maxEndpoints: number
+  maxFanoutEndpoints: number
+  maxPayloadBytes: number
+  monthlyEvents: number
+  monthlyAttempts: number
+  rateLimits: RateLimits
+}
+
+/** What a tenant has used and what it may use. */
+export function mountLimits(mount: Mount, deps: ServiceLimits & { pool: Pool; egressExemptions: string[] }): void {
+  const { pool } = deps
+  const hard = ({ limits }: Tenant) => ({
+    max_endpoints: limits.max_endpoints ?? deps.maxEndpoints,
+    max_fanout_endpoints: limits.max_fanout_endpoints ?? deps.maxFanoutEndpoints,
+    max_payload_bytes: limits.max_payload_bytes ?? deps.maxPayloadBytes,
+  })
+
+  mount.tenant(getUsage, { action: 'read' }, async (c, { tenantId }) => {
+    const [row] = await pool<{ start: Date; events: number; attempts: number }[]>`
+      select m.start, coalesce(sum(count) filter (where metric = 'events'), 0)::float8 as events,
+        coalesce(sum(count) filter (where metric = 'attempts'), 0)::float8 as attempts
+      from (select date_trunc('month', now() at time zone 'utc') at time zone 'utc' as start) m
+      left join waybill.usage u on u.tenant_id = ${tenantId} and u.month = (m.start at time zone 'utc')::date
+      group by m.start`
+    const { start, events, attempts } = row as { start: Date; events: number; attempts: number }
+    return c.json(
+      {
+        ok: true,
+        month: start.toISOString().slice(0, 7),
+        period_start: start,
+        period_end: firstOfNextMonth(start),
+        events_count: events,
+        attempts_count: attempts,
+      },
+      200,
+    )
+  })
+
+  mount.tenant(getLimits, { action: 'read' }, async (c, tenant) => {
+    const monthly = {
+      events: tenant.limits.monthly_events ?? deps.monthlyEvents,
+      attempts: tenant.limits.monthly_attempts ?? deps.monthlyAttempts,
+    }
+    return c.json({ ok: true, monthly, hard: hard(tenant) }, 200)
+  })
+
+  mount.tenant(getSafety, { action: 'read' }, async (c, tenant) => {
+    const { windowSeconds, limits } = deps.rateLimits
+    const own: Record<RateAction, number> = {
+      ...limits,
+      'events:write': tenant.limits.events_write_rate ?? limits['events:write'],
+    }
+    const rates = Object.entries(own).map(([action, limit]) => [action, { limit, window_seconds: windowSeconds }])
+    return c.json(
+      {
+        ok: true,
+        rate_limits: Object.fromEntries(rates),
+        hard_limits: hard(tenant),
+        protections: {
+          ssrf_protection: true,
+          payload_size_limit: true,
+          endpoint_quota: true,
+          fanout_limit: true,
+          monthly_limits: true,
+          rate_limiting: Object.values(own).some((limit) => limit > 0),
+        },
+        egress_exemptions: deps.egressExemptions,
+      },
+      200,
+    )
+  })
+}

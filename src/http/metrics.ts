@@ -1,0 +1,85 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { Pool } from '../db.ts'
+import type { Mount } from './route.ts'
+import { answers, errorAnswers, TENANT_ERRORS } from './schemas.ts'
+
+const count = z.int()
+
+const getMetrics = createRoute({
+  method: 'get',
+  path: '/v1/metrics/summary',
+  operationId: 'getMetricsSummary',
+  tags: ['Metrics'],
+  summary: 'Operational metrics of the tenant',
+  description:
+    'Kept up by the transactions that publish and record, so they agree with the records; retention takes out what it deletes.',
+  security: [{ apiKey: [] }],
+  responses: {
+    200: answers(
+      'The metrics',
+      z
+        .object({
+          ok: z.literal(true),
+          deliveries_by_status: z.object({ pending: count, retrying: count, delivered: count, dead_lettered: count }),
+          attempts_by_status_code: z
+            .record(z.string(), count)
+            .openapi({
+              description: 'Keys are status codes; `none` for no response.',
+              example: { '200': 41, '503': 2, none: 1 },
+            }),
+          dead_letter_count: count,
+          retry_count: count.openapi({ description: 'Attempts that were not the first of their delivery.' }),
+          endpoint_counts: z.object({ total: count, active: count, inactive: count }),
+          queue_age_seconds: z
+            .number()
+            .openapi({ description: 'How long the oldest due delivery has been due; 0 if none is.' }),
+        })
+        .openapi('MetricsSummary'),
+    ),
+    ...errorAnswers(...TENANT_ERRORS),
+  },
+})
+
+type Deliveries = { pending: number; retrying: number; delivered: number; dead_lettered: number }
+type Attempts = { status_code: number; attempts: number; retries: number }
+
+/** What happens in a tenant, summed up from its counters. */
+export function mountMetrics(mount: Mount, { pool }: { pool: Pool }): void {
+  mount.tenant(getMetrics, { action: 'read' }, async (c, { tenantId }) => {
+    const [[deliveries], attempts, [endpoints], [oldest]] = await Promise.all([
+      pool<Deliveries[]>`
+        select coalesce(sum(pending), 0)::float8 as pending, coalesce(sum(retrying), 0)::float8 as retrying,
+          coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered
+        from waybill.endpoint_stats where tenant_id = ${tenantId}`,
+      pool<Attempts[]>`
+        select status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
+        from waybill.attempt_counts where tenant_id = ${tenantId} group by status_code order by status_code`,
+      pool<{ total: number; active: number }[]>`
+        select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`,
+      pool<{ seconds: number }[]>`
+        select coalesce(max(greatest(0, extract(epoch from now() - oldest.next_attempt_at))), 0)::float8 as seconds
+        from waybill.endpoints e cross join lateral (
+          select next_attempt_at from waybill.deliveries d
+          where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
+          order by delivery_id limit 1) oldest
+        where e.tenant_id = ${tenantId}`,
+    ])
+    const byStatus = deliveries as Deliveries
+    const total = endpoints?.total ?? 0
+    const active = endpoints?.active ?? 0
+    return c.json(
+      {
+        ok: true,
+        deliveries_by_status: byStatus,
+        attempts_by_status_code: Object.fromEntries(
+          attempts.map((row) => [row.status_code === 0 ? 'none' : row.status_code, row.attempts]),
+        ),
+        dead_letter_count: byStatus.dead_lettered,
+        retry_count: attempts.reduce((sum, row) => sum + row.retries, 0),
+        endpoint_counts: { total, active, inactive: total - active },
+        queue_age_seconds: Math.round((oldest?.seconds ?? 0) * 1000) / 1000,
+      },
+      200,
+    )
+  })
+}

@@ -1,0 +1,50 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { Pool } from '../db.ts'
+import { runRetention } from '../flow/retention.ts'
+import type { Log } from '../log.ts'
+import type { Mount } from './route.ts'
+import { ADMIN_ERRORS, answers, errorAnswers, jsonBody, timestamp } from './schemas.ts'
+
+const count = z.int()
+
+const runNow = createRoute({
+  method: 'post',
+  path: '/v1/admin/retention/run',
+  operationId: 'runRetention',
+  tags: ['Admin'],
+  summary: 'Delete what is older than the retention period',
+  description: 'It also runs on a schedule. What a live delivery needs is kept however old it is.',
+  security: [{ adminKey: [] }],
+  request: {
+    body: jsonBody(
+      z.strictObject({
+        apply: z.boolean().openapi({ description: 'False counts what would be deleted; true deletes it.' }),
+      }),
+    ),
+  },
+  responses: {
+    200: answers(
+      'How many rows were, or would be, deleted',
+      z
+        .object({
+          ok: z.literal(true),
+          applied: z.boolean(),
+          cutoff: timestamp.openapi({ description: 'What was created before this is deleted: a midnight UTC.' }),
+          events: count,
+          deliveries: count,
+          attempts: count,
+          idempotency_keys: count,
+        })
+        .openapi('RetentionRun'),
+    ),
+    ...errorAnswers(...ADMIN_ERRORS),
+  },
+})
+
+/** Retention on demand; the same runs on its schedule in the worker. */
+export function mountRetention(mount: Mount, deps: { pool: Pool; retentionDays: number; log: Log }): void {
+  mount.admin(runNow, async (c, { body }) => {
+    const result = await runRetention(deps.pool, { days: deps.retentionDays, apply: body.apply, log: deps.log })
+    return c.json({ ok: true, ...result }, 200)
+  })
+}

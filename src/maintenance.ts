@@ -1,0 +1,36 @@
+import type { PgBoss } from 'pg-boss'
+import type { Pool } from './db.ts'
+import { makePartitions } from './flow/partitions.ts'
+import { runRetention } from './flow/retention.ts'
+import type { Log } from './log.ts'
+
+const RETENTION = 'retention'
+const PARTITIONS = 'partitions'
+/** Often enough to be forgiven a missed run: partitions are made a week ahead. */
+const PARTITIONS_CRON = '7 * * * *'
+
+/**
+ * The scheduled work, on pg-boss's cron: whichever worker process comes first does it, so it goes on when one dies.
+ * Throws when `retentionCron` is not a cron expression.
+ */
+export async function startMaintenance(deps: {
+  pool: Pool
+  boss: PgBoss
+  retentionDays: number
+  retentionCron: string
+  log: Log
+}): Promise<void> {
+  const { pool, boss, log } = deps
+  const work: [string, string, () => Promise<unknown>][] = [
+    [RETENTION, deps.retentionCron, () => runRetention(pool, { days: deps.retentionDays, apply: true, log })],
+    [PARTITIONS, PARTITIONS_CRON, () => makePartitions(pool)],
+  ]
+  for (const [name, cron, run] of work) {
+    if ((await boss.getQueue(name)) === null)
+      await boss.createQueue(name, { retryLimit: 3, retryDelay: 60, expireInSeconds: 3600 })
+    await boss.schedule(name, cron, null, { tz: 'UTC' })
+    await boss.work(name, { pollingIntervalSeconds: 10 }, async () => {
+      await run()
+    })
+  }
+}
