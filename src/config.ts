@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { parseRange } from './flow/address.ts'
+import { parseRange } from './egress/address.ts'
 
 const wholeNumber = (min: number, max: number, fallback: number) =>
   z
@@ -62,6 +62,7 @@ const environment = z.object({
     .max(64, 'must be at most 64 characters')
     .default('service'),
   EGRESS_ALLOW: z.string().default('').transform(commaSeparated).pipe(z.array(cidr)),
+  EGRESS_PROXY_URL: webAddress(['http:', 'https:']).optional(),
   ATTEMPT_TIMEOUT_SECONDS: wholeNumber(1, 300, 15),
   RETRY_LIMIT: wholeNumber(0, 100, 14),
   RETRY_DELAY_SECONDS: wholeNumber(1, 86_400, 5),
@@ -116,11 +117,14 @@ export class ConfigError extends Error {
 export function maskConfig(config: Config): Record<string, unknown> {
   const masked: Record<string, unknown> = { ...config, EGRESS_ALLOW: config.EGRESS_ALLOW.map((range) => range.text) }
   for (const name of ['ADMIN_API_KEY', 'ENCRYPTION_KEY']) if (masked[name] !== undefined) masked[name] = '***'
-  if (config.DATABASE_URL) {
-    const url = new URL(config.DATABASE_URL)
+  for (const name of ['DATABASE_URL', 'EGRESS_PROXY_URL'] as const) {
+    const value = config[name]
+    if (value === undefined) continue
+    const url = new URL(value)
     if (url.password) url.password = '***'
-    for (const name of url.searchParams.keys()) if (/pass|key/i.test(name)) url.searchParams.set(name, '***')
-    masked.DATABASE_URL = url.href
+    for (const parameter of url.searchParams.keys())
+      if (/pass|key/i.test(parameter)) url.searchParams.set(parameter, '***')
+    masked[name] = url.href
   }
   return masked
 }

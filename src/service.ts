@@ -1,9 +1,9 @@
 import { readFile } from 'node:fs/promises'
 import type { Config } from './config.ts'
 import { openDb, type Pool } from './db.ts'
+import { createSender } from './egress/send.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
-import { createSender } from './flow/send.ts'
 import { createApp } from './http/app.ts'
 import { createAuth } from './http/auth.ts'
 import type { ServiceLimits } from './http/limits.ts'
@@ -70,7 +70,11 @@ export async function startService(options: {
     })
     const claims = openDb(database.url, { log, name: `${mode} claims`, max: 1, durable: false })
     releasers.add('claims', () => claims.end({ timeout: 5 }))
-    const sender = createSender({ allow: config.EGRESS_ALLOW, timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000 })
+    const sender = createSender({
+      allow: config.EGRESS_ALLOW,
+      timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
+      ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
+    })
     releasers.add('sender', () => sender.close())
     const worker = await startWorker({
       pool,

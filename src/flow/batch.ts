@@ -38,6 +38,7 @@ export function createBatcher<Item, Result>(options: {
       running--
       next()
     })
+    next()
   }
 
   return (item) =>

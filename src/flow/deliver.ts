@@ -3,7 +3,7 @@ import type { Log } from '../log.ts'
 import type { Claim } from './claim.ts'
 import type { AttemptRecord } from './record.ts'
 import { judge } from './retry.ts'
-import type { Outcome, Sender } from './send.ts'
+import type { Outcome, Sender } from '../egress/send.ts'
 import { signedHeaders } from './sign.ts'
 
 /**

@@ -4,7 +4,7 @@ import { bossDb, DEAD_LETTERS, DELIVERIES, settledIds } from '../queue.ts'
 import { createBatcher } from './batch.ts'
 import type { Claim } from './claim.ts'
 import type { Verdict } from './retry.ts'
-import type { Outcome } from './send.ts'
+import type { Outcome } from '../egress/send.ts'
 
 /** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
 export type AttemptRecord =

@@ -1,4 +1,4 @@
-import type { Outcome } from './send.ts'
+import type { Outcome } from '../egress/send.ts'
 
 /** What an attempt leads to. `notBeforeSeconds` is the receiver's wish, counted from the end of the attempt; 0 for none. */
 export type Verdict = { kind: 'delivered' } | { kind: 'failed'; notBeforeSeconds: number } | { kind: 'gone' }
@@ -18,8 +18,9 @@ export function judge(outcome: Pick<Outcome, 'statusCode' | 'error' | 'retryAfte
 export function retryAfterSeconds(header: string | null, now: Date): number {
   if (header === null) return 0
   const text = header.trim()
-  const seconds = /^\d+(\.\d+)?$/.test(text) ? Number(text) : (Date.parse(text) - now.getTime()) / 1000
-  // Date.parse reads more than HTTP dates ("-1" is a year); those name a weekday first.
-  if (!Number.isFinite(seconds) || !/^(\d|[A-Z][a-z]{2})/.test(text)) return 0
-  return Math.min(Math.max(0, Math.ceil(seconds)), MAX_RETRY_AFTER_SECONDS)
+  const isNumber = /^\d+(\.\d+)?$/.test(text)
+  // Date.parse makes a date of nearly anything ("-1", "Soon 2099"); those of HTTP name a weekday first.
+  if (!isNumber && !/^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)/.test(text)) return 0
+  const seconds = isNumber ? Number(text) : (Date.parse(text) - now.getTime()) / 1000
+  return Number.isNaN(seconds) ? 0 : Math.min(Math.max(0, Math.ceil(seconds)), MAX_RETRY_AFTER_SECONDS)
 }

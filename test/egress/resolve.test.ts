@@ -1,0 +1,174 @@
+import assert from 'node:assert/strict'
+import { mkdtempSync, readFileSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { type TestContext, test } from 'node:test'
+import { parseRange } from '../../src/egress/address.ts'
+import { createResolver } from '../../src/egress/resolve.ts'
+import { createSender } from '../../src/egress/send.ts'
+import { type DnsAnswer, startDns } from '../support/dns.ts'
+import { listenTcp, onRequest } from '../support/tcp.ts'
+
+const TIMEOUT_MS = 1000
+
+interface Case {
+  id: string
+  class: string
+  url: string
+  reason: string
+  dns?: { A?: string[]; AAAA?: string[]; CNAME?: string }
+}
+
+const cases: Case[] = JSON.parse(readFileSync(new URL('../vectors/ssrf_cases.json', import.meta.url), 'utf8'))
+
+/** A sender whose names are answered by `answer`, and a receiver on 127.0.0.1. */
+async function start(
+  t: TestContext,
+  answer: (name: string, type: 'A' | 'AAAA') => DnsAnswer | Promise<DnsAnswer>,
+  allow = ['127.0.0.0/8'],
+) {
+  const dns = await startDns(answer)
+  t.after(dns.close)
+  const receiver = await listenTcp((socket) =>
+    onRequest(socket, () => socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')),
+  )
+  t.after(receiver.close)
+  const ranges = allow.map((text) => parseRange(text)!)
+  const sender = createSender({ allow: ranges, timeoutMs: TIMEOUT_MS, dnsServers: [dns.address] })
+  t.after(sender.close)
+  const post = (name: string, port = receiver.port) =>
+    sender.send({ url: `http://${name}:${port}/`, headers: {}, body: '{}' })
+  return { dns, receiver, post, sender }
+}
+
+const loopbackOnly = (_name: string, type: 'A' | 'AAAA') => (type === 'A' ? { addresses: ['127.0.0.1'] } : {})
+
+test('a name is resolved and its receiver gets the request', async (t) => {
+  const { post, receiver } = await start(t, loopbackOnly)
+  assert.equal((await post('receiver.example')).error, null)
+  assert.equal((await post('RECEIVER.example.')).error, null)
+  assert.equal(receiver.sockets.length, 2)
+})
+
+test('every name of the case file whose DNS leads to a blocked address is refused', async (t) => {
+  const hostile = cases.filter((one) => one.class === 'dns')
+  assert.ok(hostile.length >= 15)
+  for (const { id, url, reason, dns: zone = {} } of hostile) {
+    const { sender, receiver } = await start(
+      t,
+      (_name, type) => ({ addresses: zone[type] ?? [], ...(zone.CNAME ? { cname: zone.CNAME } : {}) }),
+      [],
+    )
+    const withPort = new URL(url)
+    withPort.port = String(receiver.port)
+    const outcome = await sender.send({ url: withPort.href, headers: {}, body: '{}' })
+    assert.equal(outcome.error, 'blocked_destination', `${id} ${url}: ${reason}`)
+    assert.equal(receiver.sockets.length, 0)
+  }
+})
+
+test('one blocked address among many refuses the name', async (t) => {
+  const { post, receiver } = await start(t, (_name, type) =>
+    type === 'A' ? { addresses: ['127.0.0.1', '127.0.0.2', '10.0.0.1'] } : {},
+  )
+  assert.equal((await post('mixed.example')).error, 'blocked_destination')
+  assert.equal(receiver.sockets.length, 0)
+})
+
+test('a blocked AAAA address beside an acceptable A address refuses the name', async (t) => {
+  const { post, receiver } = await start(t, (_name, type) => ({ addresses: type === 'A' ? ['127.0.0.1'] : ['::1'] }))
+  assert.equal((await post('mixed.example')).error, 'blocked_destination')
+  assert.equal(receiver.sockets.length, 0)
+})
+
+test('a dead address does not hide a living one', async (t) => {
+  const { post, receiver } = await start(t, (_name, type) =>
+    type === 'A' ? { addresses: ['127.0.0.9', '127.0.0.8', '127.0.0.1'] } : {},
+  )
+  assert.equal((await post('several.example')).error, null)
+  assert.equal(receiver.sockets.length, 1)
+})
+
+test('NXDOMAIN, SERVFAIL, an empty answer and a silent name server are failed attempts', async (t) => {
+  const { post } = await start(t, (name) => {
+    if (name.startsWith('nxdomain')) return { rcode: 3 }
+    if (name.startsWith('servfail')) return { rcode: 2 }
+    return { silence: name.startsWith('silent') }
+  })
+  for (const name of ['nxdomain.example', 'servfail.example', 'empty.example']) {
+    const outcome = await post(name)
+    assert.equal(outcome.error, 'dns_error', name)
+    assert.equal(outcome.errorMessage, 'the host name could not be resolved')
+  }
+  const silent = await post('silent.example')
+  assert.equal(silent.error, 'timeout')
+  assert.ok(silent.durationMs < TIMEOUT_MS + 500)
+})
+
+test('a family whose question fails does not spoil the other', async (t) => {
+  const { post } = await start(t, (_name, type) => (type === 'A' ? { addresses: ['127.0.0.1'] } : { rcode: 2 }))
+  assert.equal((await post('half.example')).error, null)
+})
+
+test('a thousand addresses are all judged', async (t) => {
+  const good = Array.from({ length: 999 }, (_, index) => `127.0.${index >> 8}.${index & 255}`)
+  const { post, receiver } = await start(t, (name, type) => {
+    if (type === 'AAAA') return {}
+    return { addresses: name === 'good.example' ? ['127.0.0.1', ...good] : [...good, '192.168.0.1'] }
+  })
+  assert.equal((await post('bad.example')).error, 'blocked_destination')
+  assert.equal(receiver.sockets.length, 0)
+  assert.equal((await post('good.example')).error, null)
+})
+
+test('a hundred names that hang do not delay another', async (t) => {
+  const { post } = await start(t, (name, type) =>
+    name.startsWith('hanging') ? { silence: true } : loopbackOnly(name, type),
+  )
+  const hanging = Array.from({ length: 100 }, (_, index) => post(`hanging-${index}.example`))
+  const outcomes = await Promise.all(Array.from({ length: 20 }, (_, index) => post(`quick-${index}.example`)))
+  for (const { error, durationMs } of outcomes) {
+    assert.equal(error, null)
+    assert.ok(durationMs < TIMEOUT_MS / 2, `took ${durationMs} ms`)
+  }
+  for (const { error } of await Promise.all(hanging)) assert.equal(error, 'timeout')
+})
+
+test('attempts that need the same name at once share one answer; later ones ask again', async (t) => {
+  const { post, dns, receiver } = await start(t, loopbackOnly)
+  await Promise.all(Array.from({ length: 50 }, () => post('shared.example')))
+  assert.equal(dns.questions.get('shared.example'), 2)
+  for (const socket of receiver.sockets) socket.destroy()
+  assert.equal((await post('shared.example')).error, null)
+  assert.equal(dns.questions.get('shared.example'), 4)
+})
+
+test('each connect judges anew: a name that turns to a blocked address gets nothing more', async (t) => {
+  let address = '127.0.0.1'
+  const { post, receiver } = await start(t, (_name, type) => (type === 'A' ? { addresses: [address] } : {}))
+  assert.equal((await post('turning.example')).error, null)
+  for (const socket of receiver.sockets) socket.destroy()
+  address = '169.254.169.254'
+  assert.equal((await post('turning.example')).error, 'blocked_destination')
+})
+
+test('the hosts file is honoured, and read again when it changes', async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'hosts-'))
+  t.after(() => rmSync(directory, { recursive: true }))
+  const file = join(directory, 'hosts')
+  t.mock.timers.enable({ apis: ['Date'], now: 1_000_000 })
+  writeFileSync(file, '# comment\n10.1.1.1 Receiver receiver.internal # more\nfe80::1%lo0 receiver\nnonsense here\n\n')
+  utimesSync(file, 1, 1)
+  const dns = await startDns(() => ({ rcode: 3 }))
+  t.after(dns.close)
+  const resolver = createResolver([dns.address], file)
+  t.after(resolver.close)
+  assert.deepEqual(await resolver.resolve('receiver'), ['10.1.1.1', 'fe80::1%lo0'])
+  assert.deepEqual(await resolver.resolve('receiver.internal'), ['10.1.1.1'])
+  await assert.rejects(resolver.resolve('here'))
+  writeFileSync(file, '10.2.2.2 receiver\n')
+  utimesSync(file, 2, 2)
+  t.mock.timers.setTime(1_001_000)
+  assert.deepEqual(await resolver.resolve('receiver'), ['10.2.2.2'])
+  await assert.rejects(resolver.resolve('receiver.internal'))
+})

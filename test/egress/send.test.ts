@@ -1,0 +1,676 @@
+import assert from 'node:assert/strict'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { createServer as createHttpServer } from 'node:http'
+import { connect, type Socket } from 'node:net'
+import { type TestContext, test } from 'node:test'
+import { createServer as createTlsServer, getCACertificates, setDefaultCACertificates, type TlsOptions } from 'node:tls'
+import { gzipSync } from 'node:zlib'
+import { parseRange } from '../../src/egress/address.ts'
+import { createSender, type Outcome, type SendRequest } from '../../src/egress/send.ts'
+import { AUTHORITY, EXPIRED, KEY, OTHER_HOST, SELF_SIGNED, TRUSTED } from '../support/certificates.ts'
+import { listen, listenTcp, onRequest, type TcpReceiver } from '../support/tcp.ts'
+
+const TIMEOUT_MS = 1000
+const LOOPBACK = [parseRange('127.0.0.0/8')!]
+const HEADERS = { 'content-type': 'application/json', 'webhook-id': 'evt_1' }
+const BODY = '{"hello":"world"}'
+
+setDefaultCACertificates([...getCACertificates(), AUTHORITY])
+
+function startSender(t: TestContext, options: Partial<Parameters<typeof createSender>[0]> = {}) {
+  const sender = createSender({ allow: LOOPBACK, timeoutMs: TIMEOUT_MS, ...options })
+  t.after(() => sender.close())
+  const post = (url: string, more: Partial<SendRequest> = {}) =>
+    sender.send({ url, headers: HEADERS, body: BODY, ...more })
+  return { ...sender, post }
+}
+
+async function startTcp(t: TestContext, onConnection: (socket: Socket) => void): Promise<TcpReceiver> {
+  const receiver = await listenTcp(onConnection)
+  t.after(() => receiver.close())
+  return receiver
+}
+
+/** A receiver that answers each request with these bytes. */
+const startRaw = (t: TestContext, answer: string | Buffer, then: (socket: Socket) => void = () => {}) =>
+  startTcp(t, (socket) =>
+    onRequest(socket, () => {
+      socket.write(answer)
+      then(socket)
+    }),
+  )
+
+async function startTls(t: TestContext, options: TlsOptions): Promise<TcpReceiver> {
+  const answer = (socket: Socket) => {
+    socket.on('error', () => {})
+    onRequest(socket, () => socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok'))
+  }
+  const receiver = await listen(createTlsServer({ key: KEY, ...options }), 'secureConnection', answer)
+  t.after(() => receiver.close())
+  return { ...receiver, url: receiver.url.replace('http:', 'https:') }
+}
+
+/** Waits until the sender has let go of every connection; not by `once`, which a reset would make reject. */
+async function allClosed({ sockets }: TcpReceiver): Promise<void> {
+  for (const socket of sockets) if (!socket.closed) await new Promise((resolve) => socket.once('close', resolve))
+}
+
+/** A failure tells the endpoint's owner what happened and nothing about the network it was seen from. */
+function assertFailed(outcome: Outcome, ...classes: Outcome['error'][]) {
+  assert.ok(classes.includes(outcome.error), `${outcome.error} (${outcome.errorMessage})`)
+  assert.match(outcome.errorMessage ?? '', /^[\w ,;/.-]{10,120}$/)
+  assert.doesNotMatch(outcome.errorMessage ?? '', /\d+\.\d+\.\d+\.\d+|::|E[A-Z]{4,}|UND_/)
+  assert.ok(outcome.durationMs <= TIMEOUT_MS + 500, `took ${outcome.durationMs} ms`)
+  assert.ok(Number.isInteger(outcome.durationMs))
+}
+
+test('a POST arrives with its headers and its exact bytes, and the answer is recorded', async (t) => {
+  const received: string[] = []
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, (head, body) => {
+      received.push(head, body)
+      socket.write('HTTP/1.1 202 Accepted\r\ncontent-length: 4\r\n\r\nfine')
+    }),
+  )
+  const { post } = startSender(t)
+  const outcome = await post(`${receiver.url}?a=b%20c#hash`)
+  assert.deepEqual(
+    { ...outcome, startedAt: 0, durationMs: 0 },
+    {
+      startedAt: 0,
+      durationMs: 0,
+      statusCode: 202,
+      error: null,
+      errorMessage: null,
+      responseBody: 'fine',
+      responseTruncated: false,
+      retryAfter: null,
+    },
+  )
+  const [head = '', body] = received
+  assert.equal(body, BODY)
+  assert.match(head, /^POST \/hook\?a=b%20c HTTP\/1\.1\r\n/)
+  assert.match(head, new RegExp(`\r\nhost: 127\\.0\\.0\\.1:${receiver.port}\r\n`))
+  assert.match(head, /\r\nwebhook-id: evt_1(\r\n|$)/)
+})
+
+test('bytes and strings are sent alike', async (t) => {
+  const received: string[] = []
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, (_head, body) => {
+      received.push(body)
+      socket.write('HTTP/1.1 204 No Content\r\n\r\n')
+    }),
+  )
+  const { post } = startSender(t)
+  assert.equal((await post(receiver.url, { body: 'grün' })).error, null)
+  assert.equal((await post(receiver.url, { body: new TextEncoder().encode('grün') })).error, null)
+  assert.equal(received[0], received[1])
+  assert.equal(Buffer.from(received[0] ?? '', 'latin1').toString(), 'grün')
+})
+
+test('a connection is used again, at most one request at a time', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+  const { post } = startSender(t)
+  for (let count = 0; count < 5; count += 1) assert.equal((await post(receiver.url)).error, null)
+  assert.equal(receiver.sockets.length, 1)
+  await Promise.all(Array.from({ length: 20 }, () => post(receiver.url)))
+  assert.ok(receiver.sockets.length <= 20)
+})
+
+test('localhost is answered without DNS', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+  const { post } = startSender(t, { dnsServers: ['127.0.0.1:1'] })
+  assert.equal((await post(`http://localhost:${receiver.port}/`)).error, null)
+  assert.equal((await post(`http://app.localhost.:${receiver.port}/`)).error, null)
+})
+
+test('a URL that the rules refuse is not contacted, even if it is in the database', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+  const { post } = startSender(t, { allow: [] })
+  for (const url of [
+    receiver.url,
+    `http://localhost:${receiver.port}/`,
+    `http://[::ffff:127.0.0.1]:${receiver.port}/`,
+    'http://metadata.google.internal/',
+    'ftp://example.com/',
+    'http://user:secret@example.com/',
+    'not a url',
+  ]) {
+    const outcome = await post(url)
+    assertFailed(outcome, 'blocked_destination')
+    assert.equal(outcome.statusCode, null)
+  }
+  assert.equal(receiver.sockets.length, 0)
+})
+
+test('proxies in the environment are not used', async (t) => {
+  const proxy = await startTcp(t, () => {})
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+  for (const name of ['http_proxy', 'HTTP_PROXY', 'ALL_PROXY']) process.env[name] = proxy.url
+  process.env.NODE_USE_ENV_PROXY = '1'
+  t.after(() => {
+    for (const name of ['http_proxy', 'HTTP_PROXY', 'ALL_PROXY', 'NODE_USE_ENV_PROXY']) delete process.env[name]
+  })
+  const { post } = startSender(t)
+  assert.equal((await post(receiver.url)).error, null)
+  assert.equal(proxy.sockets.length, 0)
+})
+
+// Slow receivers.
+
+test('a receiver that never answers costs the deadline and no more', async (t) => {
+  const receiver = await startTcp(t, (socket) => socket.resume())
+  const { post } = startSender(t)
+  const outcomes = await Promise.all(Array.from({ length: 50 }, () => post(receiver.url)))
+  for (const outcome of outcomes) {
+    assertFailed(outcome, 'timeout')
+    assert.ok(outcome.durationMs >= TIMEOUT_MS - 5)
+    assert.equal(outcome.responseBody, null)
+  }
+})
+
+test('dripped headers, a dripped body and endless 1xx answers do not stretch the deadline', async (t) => {
+  const drip = (start: string, drop: string) =>
+    startRaw(t, start, (socket) => {
+      const timer = setInterval(() => socket.write(drop), 100)
+      socket.on('close', () => clearInterval(timer))
+    })
+  const { post } = startSender(t)
+  const [headers, interim, success, failed] = await Promise.all([
+    post((await drip('HTTP/1.1 200 OK\r\n', 'x')).url),
+    post((await drip('', 'HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n')).url),
+    post((await drip('HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nab', 'c')).url),
+    post((await drip('HTTP/1.1 503 Busy\r\ncontent-length: 1000\r\n\r\nab', 'c')).url),
+  ])
+  assertFailed(headers, 'timeout')
+  assertFailed(interim, 'timeout')
+  assertFailed(failed, 'http_status')
+  assert.equal(failed.statusCode, 503)
+  // The receiver has said 2xx; what it would still have added to the body changes nothing.
+  assert.equal(success.error, null)
+  assert.equal(success.responseTruncated, true)
+  assert.match(success.responseBody ?? '', /^abc+$/)
+})
+
+test('a body that stalls right after a 2xx is a success that was cut off', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n')
+  const outcome = await startSender(t).post(receiver.url)
+  assert.deepEqual([outcome.error, outcome.responseBody, outcome.responseTruncated], [null, '', true])
+})
+
+test('an answer after 1xx answers is taken', async (t) => {
+  const receiver = await startRaw(
+    t,
+    'HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok',
+  )
+  const outcome = await startSender(t).post(receiver.url)
+  assert.deepEqual([outcome.statusCode, outcome.error, outcome.responseBody], [200, null, 'ok'])
+})
+
+// Large bodies.
+
+test('an endless body is read to 16 KiB, counted by its status, and its socket closed at once', async (t) => {
+  for (const [status, error] of [
+    [200, null],
+    [500, 'http_status'],
+  ] as const) {
+    const receiver = await startRaw(t, `HTTP/1.1 ${status} X\r\n\r\n`, (socket) => {
+      const block = Buffer.alloc(65536, 'é')
+      const pump = () => {
+        while (!socket.destroyed && socket.write(block));
+      }
+      socket.on('drain', pump)
+      pump()
+    })
+    const outcome = await startSender(t).post(receiver.url)
+    assert.equal(outcome.error, error)
+    assert.equal(outcome.responseTruncated, true)
+    assert.equal(outcome.responseBody, 'é'.repeat(8192))
+    assert.ok(outcome.durationMs < TIMEOUT_MS / 2)
+    await allClosed(receiver)
+  }
+})
+
+test('a body of exactly 16 KiB is whole, one byte more is not, and no character is cut in two', async (t) => {
+  const answer = (body: string) =>
+    startRaw(t, `HTTP/1.1 200 OK\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`)
+  const { post } = startSender(t)
+  const exact = await post((await answer('a'.repeat(16_384))).url)
+  assert.deepEqual([exact.responseBody?.length, exact.responseTruncated], [16_384, false])
+  const longer = await post((await answer('a'.repeat(16_385))).url)
+  assert.deepEqual([longer.responseBody?.length, longer.responseTruncated], [16_384, true])
+  const split = await post((await answer(`a${'é'.repeat(9000)}`)).url)
+  assert.equal(split.responseBody, `a${'é'.repeat(8191)}`)
+})
+
+test('a body in a thousand small chunks is put together', async (t) => {
+  const receiver = await startRaw(
+    t,
+    `HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n${'3\r\nabc\r\n'.repeat(1000)}0\r\n\r\n`,
+  )
+  const outcome = await startSender(t).post(receiver.url)
+  assert.deepEqual([outcome.responseBody, outcome.responseTruncated], ['abc'.repeat(1000), false])
+})
+
+test('a gzip bomb stays compressed', async (t) => {
+  const bomb = gzipSync(Buffer.alloc(100 * 1024 * 1024))
+  const head = `HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: ${bomb.length}\r\n\r\n`
+  const receiver = await startRaw(t, Buffer.concat([Buffer.from(head), bomb]))
+  const outcome = await startSender(t).post(receiver.url)
+  assert.equal(outcome.error, null)
+  assert.equal(outcome.responseTruncated, true)
+  assert.ok((outcome.responseBody?.length ?? 0) <= 16_384)
+})
+
+test('a hundred endless bodies at once take less than 32 MiB', async (t) => {
+  const script = `require('node:http').createServer((_, res) => {
+    const block = Buffer.alloc(65536, 'x'); const pump = () => { while (!res.destroyed && res.write(block)); }
+    res.on('drain', pump); pump()
+  }).listen(0, '127.0.0.1', function () { console.log(this.address().port) })`
+  const server = spawn(process.execPath, ['-e', script], { stdio: ['ignore', 'pipe', 'inherit'] })
+  t.after(() => server.kill())
+  const [port] = await once(server.stdout, 'data')
+  const { post } = startSender(t)
+  const url = `http://127.0.0.1:${Number(port)}/`
+  await post(url)
+  const before = process.memoryUsage().rss
+  let peak = before
+  const timer = setInterval(() => {
+    peak = Math.max(peak, process.memoryUsage().rss)
+  }, 5)
+  const outcomes = await Promise.all(Array.from({ length: 100 }, () => post(url)))
+  clearInterval(timer)
+  for (const outcome of outcomes) assert.deepEqual([outcome.error, outcome.responseTruncated], [null, true])
+  const grown = (Math.max(peak, process.memoryUsage().rss) - before) / 2 ** 20
+  t.diagnostic(`grown by ${grown.toFixed(1)} MiB`)
+  assert.ok(grown <= 32, `${grown} MiB`)
+})
+
+// Answers that are not HTTP.
+
+test('answers that break the protocol are failed attempts', async (t) => {
+  const ok = 'HTTP/1.1 200 OK\r\n'
+  const { post } = startSender(t)
+  for (const [what, answer] of Object.entries({
+    'a bad status line': 'HELLO\r\n\r\n',
+    'a status of two digits': 'HTTP/1.1 20 OK\r\n\r\n',
+    'a status of four digits': 'HTTP/1.1 2000 OK\r\n\r\n',
+    'a status below 100': 'HTTP/1.1 099 No\r\ncontent-length: 0\r\n\r\n',
+    'HTTP/0.9': '<html>hello</html>',
+    'another version': 'HTTP/3.0 200 OK\r\ncontent-length: 0\r\n\r\n',
+    'two different lengths': `${ok}content-length: 2\r\ncontent-length: 3\r\n\r\nabc`,
+    'length and chunks': `${ok}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n`,
+    'a negative length': `${ok}content-length: -1\r\n\r\n`,
+    'a bad chunk': `${ok}transfer-encoding: chunked\r\n\r\nxyz\r\n`,
+    'a NUL in a header': `${ok}x: a\0b\r\ncontent-length: 0\r\n\r\n`,
+    'a switch of protocols': 'HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n',
+    'an unasked 100': 'HTTP/1.1 100 Continue\r\n\r\n',
+    'HTTP/2': 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n',
+    'TLS bytes': Buffer.from([0x15, 3, 1, 0, 2, 2, 0x46]),
+  })) {
+    const receiver = await startRaw(t, answer)
+    const outcome = await post(receiver.url)
+    assert.equal(outcome.error, 'protocol_error', `${what}: ${outcome.error}`)
+    assertFailed(outcome, 'protocol_error')
+    assert.ok(outcome.durationMs < TIMEOUT_MS / 2, what)
+  }
+})
+
+test('headers of more than 16 KiB are a failed attempt', async (t) => {
+  const { post } = startSender(t)
+  for (const headers of [`x: ${'a'.repeat(80 * 1024)}\r\n`, 'some-header: 0123456789\r\n'.repeat(1000)]) {
+    const receiver = await startRaw(t, `HTTP/1.1 200 OK\r\n${headers}content-length: 0\r\n\r\n`)
+    assertFailed(await post(receiver.url), 'response_too_large')
+  }
+})
+
+test('statuses that nobody has defined are recorded and fail', async (t) => {
+  const { post } = startSender(t)
+  for (const status of [400, 404, 410, 429, 500, 503, 600, 999]) {
+    const receiver = await startRaw(t, `HTTP/1.1 ${status} Whatever\r\ncontent-length: 3\r\n\r\nwhy`)
+    const outcome = await post(receiver.url)
+    assertFailed(outcome, 'http_status')
+    assert.deepEqual([outcome.statusCode, outcome.responseBody, outcome.responseTruncated], [status, 'why', false])
+  }
+})
+
+test('redirects are not followed', async (t) => {
+  const target = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+  const { post } = startSender(t)
+  for (const status of [300, 301, 302, 303, 304, 307, 308]) {
+    for (const location of [target.url, 'file:///etc/passwd', '/hook']) {
+      const receiver = await startRaw(
+        t,
+        `HTTP/1.1 ${status} Moved\r\nlocation: ${location}\r\nconnection: close\r\n${status === 304 ? '' : 'content-length: 0\r\n'}\r\n`,
+        (socket) => socket.end(),
+      )
+      const outcome = await post(receiver.url)
+      assertFailed(outcome, 'redirect')
+      assert.equal(outcome.statusCode, status)
+      assert.equal(receiver.sockets.length, 1)
+    }
+  }
+  assert.equal(target.sockets.length, 0)
+})
+
+test('Retry-After is handed on as it came, the first one of several', async (t) => {
+  const { post } = startSender(t)
+  const date = 'Wed, 21 Oct 2099 07:28:00 GMT'
+  for (const [headers, expected] of [
+    ['', null],
+    ['retry-after: 5\r\n', '5'],
+    ['Retry-After: 1.5\r\n', '1.5'],
+    [`retry-after: ${date}\r\n`, date],
+    ['retry-after: -1\r\n', '-1'],
+    ['retry-after: soon\r\n', 'soon'],
+    ['retry-after: 7\r\nretry-after: 9\r\n', '7'],
+  ] as const) {
+    const receiver = await startRaw(t, `HTTP/1.1 429 Slow\r\n${headers}content-length: 0\r\n\r\n`)
+    assert.equal((await post(receiver.url)).retryAfter, expected)
+  }
+})
+
+test('a body of any bytes becomes text that JSON and Postgres can hold', async (t) => {
+  const body = Buffer.concat([
+    Buffer.from('a\0b'),
+    Buffer.from([0xff, 0xc3, 0x28, 0xed, 0xa0, 0x80]),
+    Buffer.from('\u202e😀é'),
+  ])
+  const head = Buffer.from(`HTTP/1.1 200 OK\r\ncontent-length: ${body.length}\r\n\r\n`)
+  const receiver = await startRaw(t, Buffer.concat([head, body]))
+  const { responseBody } = await startSender(t).post(receiver.url)
+  assert.match(responseBody ?? '', /^ab\ufffd+\(\ufffd+\u202e😀é$/u)
+  assert.ok(responseBody?.isWellFormed())
+  assert.equal(JSON.parse(JSON.stringify(responseBody)), responseBody)
+})
+
+// Connections that break.
+
+test('a refused connection is a failed attempt', async (t) => {
+  const receiver = await listenTcp(() => {})
+  await receiver.close()
+  assertFailed(await startSender(t).post(receiver.url), 'connection_refused')
+})
+
+test('a connection that breaks before or within the answer is a failed attempt', async (t) => {
+  const { post } = startSender(t)
+  const receivers = [
+    await startTcp(t, (socket) => socket.resetAndDestroy()),
+    await startTcp(t, (socket) => socket.end()),
+    await startTcp(t, (socket) => onRequest(socket, () => socket.resetAndDestroy())),
+    await startTcp(t, (socket) => onRequest(socket, () => socket.end())),
+    await startRaw(t, 'HTTP/1.1 200 OK\r\n', (socket) => socket.end()),
+  ]
+  for (const receiver of receivers) {
+    const outcome = await post(receiver.url)
+    assertFailed(outcome, 'connection_reset')
+    assert.equal(outcome.statusCode, null)
+    assert.equal(receiver.sockets.length, 1, 'a new connection is not tried twice')
+  }
+})
+
+test('a 2xx that the receiver breaks off is not a delivery', async (t) => {
+  const start = 'HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc'
+  const { post } = startSender(t)
+  for (const breakOff of [(socket: Socket) => socket.end(), (socket: Socket) => socket.resetAndDestroy()]) {
+    const receiver = await startRaw(t, start, (socket) => setTimeout(breakOff, 50, socket))
+    const outcome = await post(receiver.url)
+    assertFailed(outcome, 'connection_reset')
+    assert.deepEqual([outcome.statusCode, outcome.responseBody, outcome.responseTruncated], [200, 'abc', true])
+  }
+})
+
+test('a body that ends with the connection is whole', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.0 200 OK\r\n\r\nall of it', (socket) => socket.end())
+  const outcome = await startSender(t).post(receiver.url)
+  assert.deepEqual([outcome.error, outcome.responseBody, outcome.responseTruncated], [null, 'all of it', false])
+})
+
+test('a receiver that answers before it has read the request is taken at its word', async (t) => {
+  const receiver = await startTcp(t, (socket) => socket.write('HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n'))
+  const outcome = await startSender(t).post(receiver.url, { body: 'x'.repeat(1_000_000) })
+  assertFailed(outcome, 'http_status', 'protocol_error', 'connection_reset')
+})
+
+// Connections that are used again.
+
+test('a kept connection that the receiver closes as the next request arrives is not a failed attempt', async (t) => {
+  for (const breakOff of [(socket: Socket) => socket.end(), (socket: Socket) => socket.resetAndDestroy()]) {
+    let requests = 0
+    const receiver = await startTcp(t, (socket) => {
+      let answered = false
+      onRequest(socket, () => {
+        requests += 1
+        if (answered) breakOff(socket)
+        else socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+        answered = true
+      })
+    })
+    const { post } = startSender(t)
+    assert.equal((await post(receiver.url)).error, null)
+    assert.equal((await post(receiver.url)).error, null)
+    assert.deepEqual([requests, receiver.sockets.length], [3, 2])
+  }
+})
+
+test('the second try is the last', async (t) => {
+  let requests = 0
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, () => {
+      requests += 1
+      if (requests > 1) socket.resetAndDestroy()
+      else socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+    }),
+  )
+  const { post } = startSender(t)
+  assert.equal((await post(receiver.url)).error, null)
+  assertFailed(await post(receiver.url), 'connection_reset')
+  assert.equal(requests, 3)
+})
+
+test('a request that the receiver had in hand for a second is not sent again', async (t) => {
+  let requests = 0
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, () => {
+      requests += 1
+      if (requests > 1) setTimeout(() => socket.resetAndDestroy(), 1100)
+      else socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+    }),
+  )
+  const { post } = startSender(t, { timeoutMs: 3000 })
+  assert.equal((await post(receiver.url)).error, null)
+  assert.equal((await post(receiver.url)).error, 'connection_reset')
+  assert.equal(requests, 2)
+})
+
+test('a receiver that closes idle connections at any moment causes no failed attempt', async (t) => {
+  const receiver = await startTcp(t, (socket) => {
+    let timer: NodeJS.Timeout
+    onRequest(socket, () => {
+      clearTimeout(timer)
+      socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+      timer = setTimeout(() => socket.destroy(), 5)
+    })
+  })
+  const { post } = startSender(t)
+  const flows = Array.from({ length: 20 }, async (_, flow) => {
+    for (let count = 0; count < 60; count += 1) {
+      assert.equal((await post(receiver.url)).error, null)
+      await new Promise((resolve) => setTimeout(resolve, 3 + ((flow + count) % 5)))
+    }
+  })
+  await Promise.all(flows)
+  t.diagnostic(`${receiver.sockets.length} connections for 1200 requests`)
+  assert.ok(receiver.sockets.length > 20)
+})
+
+test('connection: close and Keep-Alive hints are respected', async (t) => {
+  const { post } = startSender(t)
+  const closing = await startRaw(t, 'HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n', (s) => s.end())
+  for (let count = 0; count < 3; count += 1) assert.equal((await post(closing.url)).error, null)
+  assert.equal(closing.sockets.length, 3)
+})
+
+test('closing the sender closes its unused connections', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+  const { post, close } = startSender(t)
+  await post(receiver.url)
+  await close()
+  await allClosed(receiver)
+})
+
+test('whoever chooses the host names does not choose how many connections stay open', async (t) => {
+  const receiver = await listenTcp(
+    (socket) => onRequest(socket, () => socket.write('HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')),
+    '0.0.0.0',
+  )
+  t.after(() => receiver.close())
+  const { post } = startSender(t)
+  const hosts = Array.from({ length: 600 }, (_, index) => `127.0.${1 + (index >> 8)}.${index & 255}`)
+  while (hosts.length > 0) {
+    const outcomes = hosts.splice(0, 50).map((host) => post(`http://${host}:${receiver.port}/`))
+    for (const { error } of await Promise.all(outcomes)) assert.equal(error, null)
+  }
+  assert.equal(receiver.sockets.length, 600)
+  const open = () => receiver.sockets.filter((socket) => !socket.closed).length
+  while (open() > 512) await new Promise(setImmediate)
+  assert.equal(open(), 512)
+})
+
+// TLS.
+
+test('a certificate of a trusted authority is accepted and its connection used again', async (t) => {
+  const receiver = await startTls(t, { cert: TRUSTED })
+  const { post } = startSender(t)
+  for (const host of ['127.0.0.1', 'localhost', '127.0.0.1']) {
+    const outcome = await post(receiver.url.replace('127.0.0.1', host))
+    assert.deepEqual([outcome.error, outcome.responseBody], [null, 'ok'])
+  }
+  assert.equal(receiver.sockets.length, 2)
+})
+
+test('TLS faults are failed attempts that name the fault', async (t) => {
+  const { post } = startSender(t)
+  const faults: [TlsOptions, RegExp][] = [
+    [{ cert: EXPIRED }, /expired/],
+    [{ cert: OTHER_HOST }, /not for this host name/],
+    [{ cert: SELF_SIGNED }, /self-signed/],
+    [{ cert: TRUSTED, minVersion: 'TLSv1', maxVersion: 'TLSv1.1', ciphers: 'ALL@SECLEVEL=0' }, /TLS handshake failed/],
+  ]
+  for (const [options, message] of faults) {
+    const receiver = await startTls(t, options)
+    const outcome = await post(receiver.url)
+    assertFailed(outcome, 'tls_error')
+    assert.match(outcome.errorMessage ?? '', message)
+  }
+  const plain = await startTcp(t, (socket) => socket.write('HTTP/1.1 400 Bad Request\r\n\r\n'))
+  assertFailed(await post(plain.url.replace('http:', 'https:')), 'tls_error')
+})
+
+test('a handshake that stalls or breaks is a failed attempt', async (t) => {
+  const { post } = startSender(t)
+  const stalled = await startTcp(t, (socket) => socket.resume())
+  assertFailed(await post(stalled.url.replace('http:', 'https:')), 'timeout')
+  const broken = await startTcp(t, (socket) => socket.once('data', () => socket.resetAndDestroy()))
+  assertFailed(await post(broken.url.replace('http:', 'https:')), 'connection_reset')
+  const ended = await startTcp(t, (socket) => socket.once('data', () => socket.end()))
+  assertFailed(await post(ended.url.replace('http:', 'https:')), 'connection_reset')
+})
+
+// Shutdown.
+
+test('a shutdown interrupts an attempt at any stage without an outcome', async (t) => {
+  const { post } = startSender(t)
+  const silent = await startTcp(t, (socket) => socket.resume())
+  const stalled = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab')
+  for (const url of [silent.url, silent.url.replace('http:', 'https:'), stalled.url]) {
+    const stop = new AbortController()
+    const attempt = post(url, { signal: stop.signal })
+    setTimeout(() => stop.abort(new Error('shutting down')), 100)
+    await assert.rejects(attempt, { message: 'shutting down' })
+  }
+  await allClosed(silent)
+  await allClosed(stalled)
+  await assert.rejects(post(silent.url, { signal: AbortSignal.abort(new Error('already')) }), { message: 'already' })
+})
+
+test('one signal serves any number of attempts', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+  const { post } = startSender(t)
+  const warned: Error[] = []
+  const onWarning = (warning: Error) => warned.push(warning)
+  process.on('warning', onWarning)
+  t.after(() => process.off('warning', onWarning))
+  const { signal } = new AbortController()
+  await Promise.all(Array.from({ length: 200 }, () => post(receiver.url, { signal })))
+  assert.deepEqual(warned, [])
+})
+
+// The egress proxy.
+
+async function startProxy(t: TestContext, status = 200) {
+  const asked: { target: string; authorization: string | undefined }[] = []
+  const server = createHttpServer()
+  server.on('connect', (request, client: Socket) => {
+    asked.push({ target: request.url ?? '', authorization: request.headers['proxy-authorization'] })
+    if (status !== 200) {
+      client.end(`HTTP/1.1 ${status} No\r\ncontent-length: 0\r\n\r\n`)
+      return
+    }
+    const port = Number(/\d+$/.exec(request.url ?? '')?.[0])
+    const upstream = connect(port, '127.0.0.1', () => client.write('HTTP/1.1 200 OK\r\n\r\n'))
+    upstream.on('error', () => client.destroy())
+    client.on('error', () => upstream.destroy())
+    upstream.pipe(client).pipe(upstream)
+  })
+  const proxy = await listen(server, 'unused', () => {})
+  t.after(() => proxy.close())
+  return { url: `http://user:p%40ss@127.0.0.1:${proxy.port}`, port: proxy.port, asked }
+}
+
+test('an egress proxy gets names unresolved, and the request goes through its tunnel', async (t) => {
+  const proxy = await startProxy(t)
+  const http = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+  const https = await startTls(t, { cert: TRUSTED })
+  const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
+  for (const url of [`http://a.example.test:${http.port}/`, `https://b.example.test:${https.port}/`]) {
+    const first = await post(url)
+    assert.deepEqual([first.error, first.responseBody], [null, 'ok'])
+    assert.equal((await post(url)).error, null)
+  }
+  const authorization = `Basic ${Buffer.from('user:p@ss').toString('base64')}`
+  assert.deepEqual(proxy.asked, [
+    { target: `a.example.test:${http.port}`, authorization },
+    { target: `b.example.test:${https.port}`, authorization },
+  ])
+})
+
+test('an egress proxy is not asked for what the rules refuse', async (t) => {
+  const proxy = await startProxy(t)
+  const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
+  for (const url of ['http://127.0.0.1/', 'http://localhost/', 'http://metadata.google.internal/']) {
+    assertFailed(await post(url), 'blocked_destination')
+  }
+  assert.deepEqual(proxy.asked, [])
+})
+
+test('a refusal by the egress proxy, or its absence, is a failed attempt', async (t) => {
+  for (const [status, error] of [
+    [403, 'blocked_destination'],
+    [407, 'blocked_destination'],
+    [502, 'proxy_error'],
+  ] as const) {
+    const proxy = await startProxy(t, status)
+    const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
+    assertFailed(await post('http://a.example.test/'), error)
+  }
+  const gone = await listenTcp(() => {})
+  await gone.close()
+  const { post } = startSender(t, { allow: [], proxyUrl: `http://127.0.0.1:${gone.port}` })
+  assertFailed(await post('http://a.example.test/'), 'proxy_error')
+  const silent = await startTcp(t, (socket) => socket.resume())
+  const waiting = startSender(t, { allow: [], proxyUrl: `http://127.0.0.1:${silent.port}` })
+  assertFailed(await waiting.post('http://a.example.test/'), 'timeout')
+})
