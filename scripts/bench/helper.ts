@@ -1,0 +1,75 @@
+import { type ChildProcess, fork } from 'node:child_process'
+import type { Load, LoadResult } from './load.ts'
+import type { Posting } from './post.ts'
+import type { Received } from './receiver.ts'
+
+/** What each helper process does when asked; a module that is forked answers these by `serve`. */
+export type Tasks = {
+  receiver: {
+    listen: (task: null) => { port: number }
+    /** Forgets what came, and resolves once `count` different deliveries have come or `seconds` are over. */
+    expect: (task: { count: number; seconds: number }) => Received
+    /** Different deliveries since the last `expect`. */
+    count: (task: null) => number
+  }
+  load: { run: (task: Load) => LoadResult }
+  post: { run: (task: Posting) => { posts: number; seconds: number } }
+}
+
+export type Helper<Name extends keyof Tasks> = {
+  pid: number
+  ask: <Task extends keyof Tasks[Name]>(task: Task, argument: Argument<Name, Task>) => Promise<Answer<Name, Task>>
+  stop: () => void
+}
+
+type Argument<N extends keyof Tasks, T extends keyof Tasks[N]> = Tasks[N][T] extends (task: infer A) => unknown
+  ? A
+  : never
+type Answer<N extends keyof Tasks, T extends keyof Tasks[N]> = Tasks[N][T] extends (task: never) => infer A ? A : never
+
+/** Runs `module` of this folder as a process of its own, so that its work is not done on the time of what is measured. */
+export function startHelper<Name extends keyof Tasks>(name: Name): Helper<Name> {
+  const child: ChildProcess = fork(new URL(`./${name}.ts`, import.meta.url), { serialization: 'advanced' })
+  const waiting = new Map<number, PromiseWithResolvers<unknown>>()
+  let asked = 0
+  child.on('message', ({ id, answer, error }: { id: number; answer?: unknown; error?: string }) => {
+    if (error === undefined) waiting.get(id)?.resolve(answer)
+    else waiting.get(id)?.reject(new Error(error))
+    waiting.delete(id)
+  })
+  child.on('exit', () => {
+    for (const promise of waiting.values()) promise.reject(new Error(`the ${name} process ended`))
+  })
+  return {
+    pid: child.pid ?? 0,
+    ask: async (task, argument) => {
+      const id = ++asked
+      const promise = Promise.withResolvers<unknown>()
+      promise.promise.catch(() => {})
+      waiting.set(id, promise)
+      child.send({ id, task, argument })
+      return (await promise.promise) as never
+    },
+    stop: () => void child.kill('SIGKILL'),
+  }
+}
+
+/** The other side: answers each task by its function. */
+export function serve(tasks: Record<string, (argument: never) => unknown>): void {
+  process.on('message', async ({ id, task, argument }: { id: number; task: string; argument: never }) => {
+    try {
+      process.send?.({ id, answer: await tasks[task]?.(argument) })
+    } catch (error) {
+      process.send?.({ id, error: String(error) })
+    }
+  })
+  // The bench may be killed: nothing is left to do then.
+  process.on('disconnect', () => process.exit())
+}
+
+/** Microseconds of the system's monotonic clock, which all processes share. */
+export const nowMicros = (): number => Number(process.hrtime.bigint() / 1000n)
+
+/** The value below which `share` of the sorted `values` lie. */
+export const percentile = (sorted: ArrayLike<number>, share: number): number =>
+  sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? 0

@@ -1,0 +1,84 @@
+import { createServer, type Socket } from 'node:net'
+import { nowMicros, serve } from './helper.ts'
+
+// The receiver: answers 200 to every POST, and notes which deliveries came and when. It reads HTTP by hand, since in
+// life receivers have machines of their own: here every microsecond of it is taken from what is measured. The load
+// generator is measured against the same server.
+
+export type Received = {
+  requests: number
+  /** Different deliveries; fewer than `requests` when one came twice. */
+  deliveries: number
+  firstMicros: number
+  lastMicros: number
+  /** From the moment that a payload names (`at`) to its arrival, in microseconds. */
+  latencies: number[]
+}
+
+const ANSWER = Buffer.from('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+
+let seen = new Set<string>()
+let received: Received = empty()
+let expected = Number.POSITIVE_INFINITY
+let reached: (() => void) | undefined
+
+function empty(): Received {
+  return { requests: 0, deliveries: 0, firstMicros: 0, lastMicros: 0, latencies: [] }
+}
+
+function note(head: string, body: string): void {
+  const delivery = /\r\n[a-z-]*-delivery-id: ?(\S+)/i.exec(head)?.[1]
+  if (delivery === undefined) return
+  const now = nowMicros()
+  received.requests++
+  received.firstMicros ||= now
+  received.lastMicros = now
+  seen.add(delivery)
+  received.deliveries = seen.size
+  const at = body.indexOf('"at":')
+  if (at !== -1) received.latencies.push(now - Number.parseInt(body.slice(at + 5, at + 25), 10))
+  if (seen.size >= expected) reached?.()
+}
+
+/** Reads as many whole requests from `text` as there are; answers with what is left. */
+function readRequests(text: string, socket: Socket): string {
+  let rest = text
+  while (true) {
+    const end = rest.indexOf('\r\n\r\n')
+    if (end === -1) return rest
+    const head = rest.slice(0, end)
+    const length = Number(/\r\ncontent-length: ?(\d+)/i.exec(head)?.[1] ?? 0)
+    const next = end + 4 + length
+    if (rest.length < next) return rest
+    note(head, rest.slice(end + 4, next))
+    socket.write(ANSWER)
+    rest = rest.slice(next)
+  }
+}
+
+const server = createServer({ noDelay: true }, (socket) => {
+  let rest = ''
+  socket.setEncoding('latin1')
+  socket.on('data', (chunk: string) => {
+    rest = readRequests(rest + chunk, socket)
+  })
+  socket.on('error', () => socket.destroy())
+})
+
+serve({
+  listen: () => new Promise((resolve) => server.listen(0, '127.0.0.1', 1024, () => resolve(server.address()))),
+  expect: async ({ count, seconds }: { count: number; seconds: number }) => {
+    seen = new Set()
+    received = empty()
+    expected = count
+    await new Promise<void>((resolve) => {
+      const timer = setTimeout(resolve, seconds * 1000)
+      reached = () => {
+        clearTimeout(timer)
+        resolve()
+      }
+    })
+    return received
+  },
+  count: () => received.deliveries,
+})

@@ -1,0 +1,114 @@
+import type { Cost } from './cost.ts'
+import type { BothRun, Ceilings, DrainRun, FanoutRun, LatencyRun, PublishRun } from './parts.ts'
+
+export type Report = {
+  at: string
+  /** `busyBefore`: the share of the cores that others kept busy before the start. */
+  machine: { cores: number; node: string; postgres: string; busyBefore: number }
+  processes: { apis: number; workers: number }
+  seconds: number
+  ceilings?: Ceilings
+  publish?: PublishRun[]
+  drain?: DrainRun
+  both?: BothRun
+  fanout?: FanoutRun
+  latency?: LatencyRun[]
+  /** The most that one process held; of Postgres, all its processes together as seen between the parts. */
+  peakMiB?: Record<'api' | 'worker' | 'postgres', number>
+  cpuSeconds?: Record<'api' | 'worker', number>
+}
+
+type Row = [what: string, figure: string, ratio?: string]
+
+const whole = (value: number) => Math.round(value).toLocaleString('en-US')
+const rate = (value: number) => `${whole(value)}/s`
+const ms = (value: number) => `${value.toFixed(value < 10 ? 2 : 1)} ms`
+const times = (p50: number, p99: number) => `p50 ${ms(p50)}, p99 ${ms(p99)}`
+
+export function printReport(report: Report): void {
+  const { machine, processes, ceilings } = report
+  const ofCommits = (value: number) => ceilings && `${(value / ceilings.commits.perSecond).toFixed(2)} × commits`
+  const ofPosts = (value: number) => ceilings && `${(value / ceilings.posts).toFixed(2)} × POSTs`
+  const rows: Row[] = []
+  const add = (what: string, figure: string, ratio?: string) =>
+    rows.push(ratio ? [what, figure, ratio] : [what, figure])
+
+  if (ceilings) {
+    add(`ceiling: single-row commits, 16 connections (${ceilings.commits.tool})`, rate(ceilings.commits.perSecond))
+    add('ceiling: one bare commit, one node client', `p50 ${ms(ceilings.oneCommitMs)}`)
+    add('ceiling: raw signed POSTs, 200 in flight (undici)', rate(ceilings.posts))
+    add('load generator against a trivial server', rate(ceilings.generator))
+  }
+  for (const run of report.publish ?? []) {
+    const ofOne = ceilings && `${(run.p50 / ceilings.oneCommitMs).toFixed(2)} × one commit`
+    add(
+      `publish, ${run.connections} connection${run.connections === 1 ? '' : 's'}`,
+      `${rate(run.perSecond)}, ${times(run.p50, run.p99)}`,
+      run.connections === 1 ? ofOne : ofCommits(run.perSecond),
+    )
+  }
+  if (report.drain)
+    add(`drain of ${whole(report.drain.deliveries)}`, rate(report.drain.perSecond), ofPosts(report.drain.perSecond))
+  if (report.both) {
+    const { published, delivered, publishP50, publishP99, backlogSeconds } = report.both
+    add(
+      'both at once: publish, 256 connections',
+      `${rate(published)}, ${times(publishP50, publishP99)}`,
+      ofCommits(published),
+    )
+    add('both at once: delivered meanwhile', rate(delivered), ofPosts(delivered))
+    add('both at once: backlog gone after', `${backlogSeconds.toFixed(1)} s`)
+  }
+  if (report.fanout) {
+    const { fanout, published, deliveriesQueued, drained } = report.fanout
+    add(`fan-out ${fanout}: publish, 256 connections`, `${rate(published)}, ${rate(deliveriesQueued)} deliveries`)
+    add(`fan-out ${fanout}: drain of ${whole(drained.deliveries)}`, rate(drained.perSecond), ofPosts(drained.perSecond))
+  }
+  for (const run of report.latency ?? []) {
+    const what = run.rate === null ? 'idle' : `${run.rate}/s open loop`
+    add(`publish to receipt, ${what}`, `${times(run.p50, run.p99)}, max ${ms(run.max)}`)
+    add(`publish answered, ${what}`, times(run.publishP50, run.publishP99))
+  }
+  const crowd = report.publish?.at(-1)
+  if (crowd) addCost(add, `an event at ${crowd.connections} connections`, crowd.cost)
+  if (report.drain) addCost(add, 'a delivery while draining', report.drain.cost)
+  if (crowd && report.drain) {
+    const sum = (part: (cost: Cost) => number) => whole(part(crowd.cost) + part(report.drain?.cost as Cost))
+    add('WAL per delivered event', `${sum((cost) => cost.walBytes)} bytes`)
+    add(
+      'tables and indexes per delivered event',
+      `${sum((cost) => cost.tableBytes)} bytes, queue ${sum((cost) => cost.queueBytes)}`,
+    )
+  }
+  if (report.peakMiB) {
+    const { api, worker, postgres } = report.peakMiB
+    add('peak memory', `API ${whole(api)} MiB, worker ${whole(worker)} MiB, Postgres ${whole(postgres)} MiB`)
+  }
+  if (report.drain && report.drain.requests > report.drain.deliveries) {
+    add('sent more than once while draining', whole(report.drain.requests - report.drain.deliveries))
+  }
+
+  const costs = [...(report.publish ?? []), ...(report.drain ? [report.drain] : [])].map(({ cost }) => cost)
+  const others = Math.max(0, ...costs.map((cost) => cost.othersShare ?? 0))
+  if (others > 0.1) add('TOO LOW: other processes took', `up to ${whole(others * 100)} % of the cores`)
+
+  const widths = [0, 1].map((column) => Math.max(...rows.map((row) => row[column]?.length ?? 0)))
+  process.stdout.write(
+    `\n${machine.cores} cores shared by everything, Node ${machine.node}, Postgres ${machine.postgres} (fsync and synchronous_commit on), ` +
+      `${processes.apis} API and ${processes.workers} worker processes, ${report.seconds.toFixed(0)} s\n\n`,
+  )
+  for (const [what, figure, ratio = ''] of rows) {
+    process.stdout.write(
+      `${what.padEnd(widths[0] ?? 0)}  ${figure.padEnd(widths[1] ?? 0)}  ${ratio}`.trimEnd().concat('\n'),
+    )
+  }
+}
+
+function addCost(add: (what: string, figure: string) => void, what: string, cost: Cost): void {
+  const cpu = Object.entries(cost.cpuMicros)
+    .filter(([, micros]) => micros !== null && micros >= 1)
+    .map(([name, micros]) => `${name} ${whole(micros ?? 0)}`)
+  add(`CPU for ${what}, µs`, cpu.join(', '))
+  add(`statements for ${what}`, cost.statements === null ? 'unknown' : cost.statements.toFixed(3))
+  add(`WAL for ${what}`, `${whole(cost.walBytes)} bytes`)
+}
