@@ -1,0 +1,138 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { type Config, ConfigError, maskConfig, readConfig } from '../src/config.ts'
+
+const KEY = Buffer.alloc(32, 1).toString('base64')
+const OWN = { DATABASE_URL: 'postgres://u:p@localhost/db', ADMIN_API_KEY: 'k'.repeat(16), ENCRYPTION_KEY: KEY }
+
+function problems(env: Record<string, string>): string[] {
+  try {
+    readConfig(env)
+  } catch (error) {
+    assert.ok(error instanceof ConfigError)
+    return error.problems
+  }
+  return []
+}
+
+test('an empty environment is good, and gives the documented defaults', () => {
+  const { EGRESS_ALLOW, ...rest } = readConfig({})
+  assert.deepEqual(EGRESS_ALLOW, [])
+  assert.deepEqual(rest, {
+    HOST: '0.0.0.0',
+    PORT: 8080,
+    LOG_LEVEL: 'info',
+    WEBHOOK_HEADER_PREFIX: 'service',
+    ATTEMPT_TIMEOUT_SECONDS: 15,
+    RETRY_LIMIT: 14,
+    RETRY_DELAY_SECONDS: 5,
+    RETRY_DELAY_MAX_SECONDS: 36_000,
+    WORKER_CONCURRENCY: 200,
+    MAX_PAYLOAD_BYTES: 262_144,
+    MAX_ENDPOINTS: 100,
+    MAX_FANOUT_ENDPOINTS: 100,
+    MONTHLY_EVENT_LIMIT: 1_000_000,
+    MONTHLY_ATTEMPT_LIMIT: 5_000_000,
+    RATE_LIMIT_WINDOW_SECONDS: 60,
+    RATE_LIMIT_EVENTS_WRITE: 6000,
+    RATE_LIMIT_ENDPOINTS_WRITE: 600,
+    RATE_LIMIT_DELIVERIES_REPLAY: 600,
+    RATE_LIMIT_READ: 6000,
+    ROTATION_OVERLAP_SECONDS: 86_400,
+    RETENTION_DAYS: 30,
+    RETENTION_CRON: '17 3 * * *',
+    SHUTDOWN_GRACE_SECONDS: 20,
+  } satisfies Partial<Config>)
+})
+
+test('an empty variable counts as absent', () => {
+  assert.equal(readConfig({ PORT: '', RETRY_LIMIT: '' }).PORT, 8080)
+})
+
+test('every bad variable is reported, not only the first', () => {
+  const found = problems({
+    ...OWN,
+    PORT: 'abc',
+    RETRY_LIMIT: '-1',
+    LOG_LEVEL: 'loud',
+    EGRESS_ALLOW: '10.0.0.0/8,example.com',
+    BASE_URL: 'ftp://x',
+  })
+  const names = found.map((problem) => problem.split(':')[0]).sort()
+  assert.deepEqual(names, ['BASE_URL', 'EGRESS_ALLOW', 'LOG_LEVEL', 'PORT', 'RETRY_LIMIT'])
+})
+
+const BAD: [name: string, value: string][] = [
+  ['PORT', '65536'],
+  ['PORT', '80.5'],
+  ['PORT', '0x50'],
+  ['PORT', ' 80'],
+  ['DATABASE_URL', 'mysql://x/y'],
+  ['DATABASE_URL', 'not a url'],
+  ['ADMIN_API_KEY', 'k'.repeat(15)],
+  ['ENCRYPTION_KEY', Buffer.alloc(31).toString('base64')],
+  ['ENCRYPTION_KEY', `${KEY.slice(0, -2)}!=`],
+  ['ENCRYPTION_KEY', `${KEY},nonsense`],
+  ['ENCRYPTION_KEY', ','],
+  ['WEBHOOK_HEADER_PREFIX', 'Service'],
+  ['WEBHOOK_HEADER_PREFIX', 'a\r\nb'],
+  ['WEBHOOK_HEADER_PREFIX', '-a'],
+  ['EGRESS_ALLOW', 'localhost'],
+  ['EGRESS_ALLOW', '300.0.0.0/8'],
+  ['ATTEMPT_TIMEOUT_SECONDS', '0'],
+  ['RETRY_DELAY_SECONDS', '0'],
+  ['RETRY_LIMIT', '1e3'],
+  ['WORKER_CONCURRENCY', '0'],
+  ['MAX_PAYLOAD_BYTES', '1'],
+  ['MONTHLY_EVENT_LIMIT', '9007199254740993'],
+  ['RETENTION_DAYS', '0'],
+  ['RETENTION_CRON', 'daily'],
+  ['SHUTDOWN_GRACE_SECONDS', '-5'],
+]
+
+for (const [name, value] of BAD) {
+  test(`${name}=${JSON.stringify(value)} is refused by name`, () => {
+    const found = problems({ ...OWN, [name]: value })
+    assert.equal(found.length, 1)
+    assert.match(found[0]!, new RegExp(`^${name}: .`))
+  })
+}
+
+test('an own database needs its keys; the embedded one brings its own', () => {
+  const names = problems({ DATABASE_URL: OWN.DATABASE_URL }).map((problem) => problem.split(':')[0])
+  assert.deepEqual(names, ['ADMIN_API_KEY', 'ENCRYPTION_KEY'])
+  assert.deepEqual(problems({}), [])
+})
+
+test('several encryption keys are read in their order', () => {
+  const second = Buffer.alloc(32, 2).toString('base64')
+  const keys = readConfig({ ...OWN, ENCRYPTION_KEY: `${KEY}, ${second}` }).ENCRYPTION_KEY
+  assert.deepEqual(
+    keys?.map((key) => key.toString('base64')),
+    [KEY, second],
+  )
+})
+
+test('BASE_URL loses its trailing slashes', () => {
+  assert.equal(readConfig({ BASE_URL: 'https://hooks.example.com/api//' }).BASE_URL, 'https://hooks.example.com/api')
+})
+
+test('the configuration cannot be changed', () => {
+  assert.throws(() => {
+    ;(readConfig({}) as { PORT: number }).PORT = 1
+  }, TypeError)
+})
+
+test('what is logged of the configuration holds no key and no password', () => {
+  const config = readConfig({
+    ...OWN,
+    DATABASE_URL: 'postgres://user:hunter2@db.internal:5432/waybill?sslpassword=hunter3&application_name=x',
+    ADMIN_API_KEY: 'admin-key-hunter4',
+    EGRESS_ALLOW: '127.0.0.0/8',
+  })
+  const text = JSON.stringify(maskConfig(config))
+  assert.doesNotMatch(text, /hunter/)
+  assert.ok(!text.includes(KEY))
+  assert.match(text, /db\.internal/)
+  assert.match(text, /127\.0\.0\.0\/8/)
+})

@@ -1,0 +1,194 @@
+import assert from 'node:assert/strict'
+import { suite, type TestContext, test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { gate, startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+type Attempt = { attempt_number: number; status_code: number | null; error: string | null; retry_state: string }
+
+/** An API, a receiver and a tenant; workers come and go as the test says. */
+async function start(t: TestContext, env: Record<string, string> = {}) {
+  const database = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const api = await startService(t, { databaseUrl: database.url, mode: 'api', env })
+  const startWorker = () => startService(t, { databaseUrl: database.url, mode: 'worker', env })
+  const tenant = await createTenant(api)
+  await tenant.createEndpoint(receiver.url('/hook'))
+  const deliveryOf = async (id: string) => (await tenant.call('GET', `/v1/deliveries/${id}`)).body
+  const attemptsOf = async (id: string) => {
+    const rows: Attempt[] = (await tenant.call('GET', `/v1/deliveries/${id}/attempts`)).body.data
+    return rows.map((row) => [row.attempt_number, row.status_code, row.error, row.retry_state])
+  }
+  const becomes = (id: string, status: string) =>
+    waitFor(
+      async () => {
+        const delivery = await deliveryOf(id)
+        return delivery.status === status && delivery
+      },
+      { timeoutMs: 60_000, what: `the delivery to be ${status}` },
+    )
+  return { database, receiver, api, startWorker, tenant, deliveryOf, attemptsOf, becomes }
+}
+
+/** Most of these tests are waiting for a claim to lapse, so they wait together. */
+suite('crashes and shutdowns', { concurrency: 4 }, () => {
+  test('a delivery whose worker was killed in the attempt is attempted again within 30 seconds', async (t) => {
+    const { receiver, startWorker, tenant, attemptsOf, becomes } = await start(t)
+    receiver.script('/hook', gate().reply, 200)
+    const doomed = await startWorker()
+    const { delivery_ids } = await tenant.publish()
+    await receiver.until(1)
+    await doomed.kill()
+    const killedAt = Date.now()
+    await startWorker()
+    const [first, second] = await receiver.until(2, { timeoutMs: 45_000 })
+    assert.ok(second!.at - killedAt < 30_000, `it took ${second!.at - killedAt} ms`)
+    assert.deepEqual(second!.body, first!.body)
+    const { attempt_count } = await becomes(delivery_ids[0]!, 'delivered')
+    assert.equal(attempt_count, 2)
+    assert.deepEqual(await attemptsOf(delivery_ids[0]!), [
+      [1, null, 'worker_lost', 'will_retry'],
+      [2, 200, null, 'succeeded'],
+    ])
+  })
+
+  test('a delivery whose worker was killed in the last attempt is dead-lettered, and can be replayed', async (t) => {
+    const { receiver, startWorker, tenant, attemptsOf, becomes } = await start(t, { RETRY_LIMIT: '0' })
+    receiver.script('/hook', gate().reply, 200)
+    const doomed = await startWorker()
+    const { delivery_ids } = await tenant.publish()
+    const id = delivery_ids[0]!
+    await receiver.until(1)
+    await doomed.kill()
+    await startWorker()
+    const dead = await becomes(id, 'dead_lettered')
+    assert.equal(dead.dead_letter_reason, 'worker_lost')
+    assert.deepEqual(await attemptsOf(id), [[1, null, 'worker_lost', 'exhausted']])
+    const [listed] = (await tenant.call('GET', '/v1/dlq')).body.data
+    assert.equal(listed.delivery_id, id)
+    await tenant.call('POST', `/v1/deliveries/${id}/replay`)
+    await becomes(id, 'delivered')
+    assert.deepEqual((await attemptsOf(id)).at(-1), [2, 200, null, 'succeeded'])
+  })
+
+  test('a worker that slept while another took its delivery over changes nothing when it wakes', async (t) => {
+    const { receiver, startWorker, tenant, deliveryOf, attemptsOf, becomes } = await start(t, {
+      RETRY_DELAY_SECONDS: '1',
+      ATTEMPT_TIMEOUT_SECONDS: '60',
+    })
+    const [stale, fresh] = [gate(410), gate(200)]
+    receiver.script('/hook', stale.reply, fresh.reply)
+    const zombie = await startWorker()
+    const { delivery_ids } = await tenant.publish()
+    const id = delivery_ids[0]!
+    await receiver.until(1)
+    zombie.signal('SIGSTOP')
+    await startWorker()
+    await receiver.until(2, { timeoutMs: 45_000 })
+
+    // It wakes while the other's attempt is under way, with an answer that would end the delivery and the endpoint.
+    stale.open()
+    zombie.signal('SIGCONT')
+    const line = await zombie.logged('delivery.attempted')
+    assert.deepEqual([line.status_code, line.settled], [410, false])
+    assert.equal((await deliveryOf(id)).status, 'pending')
+    assert.deepEqual(await attemptsOf(id), [])
+
+    fresh.open()
+    await becomes(id, 'delivered')
+    assert.deepEqual(await attemptsOf(id), [
+      [1, null, 'worker_lost', 'will_retry'],
+      [2, 200, null, 'succeeded'],
+    ])
+    const [endpoint] = (await tenant.call('GET', '/v1/endpoints')).body.data
+    assert.equal(endpoint.is_active, true)
+    assert.equal(receiver.receipts.length, 2)
+  })
+
+  test('SIGTERM lets the attempts in flight finish, takes no new ones, and exits 0', async (t) => {
+    const { receiver, startWorker, tenant, deliveryOf, attemptsOf } = await start(t)
+    const { reply, open } = gate(200)
+    receiver.script('/hook', reply)
+    const worker = await startWorker()
+    const inFlight = await Promise.all(Array.from({ length: 5 }, () => tenant.publish()))
+    await receiver.until(5)
+    worker.signal('SIGTERM')
+    await worker.logged('service.stopping')
+    const late = await tenant.publish()
+    open()
+    assert.deepEqual(await worker.exited, { code: 0, signal: null })
+    for (const { delivery_ids } of inFlight) {
+      assert.equal((await deliveryOf(delivery_ids[0]!)).status, 'delivered')
+      assert.deepEqual(await attemptsOf(delivery_ids[0]!), [[1, 200, null, 'succeeded']])
+    }
+    assert.equal((await deliveryOf(late.delivery_ids[0]!)).status, 'pending')
+    assert.equal(receiver.receipts.length, 5)
+  })
+
+  test('an attempt that outlasts the grace is handed back and costs nothing', async (t) => {
+    const { database, receiver, startWorker, tenant, deliveryOf, attemptsOf, becomes } = await start(t, {
+      SHUTDOWN_GRACE_SECONDS: '1',
+      ATTEMPT_TIMEOUT_SECONDS: '60',
+      RETRY_LIMIT: '0',
+    })
+    receiver.script('/hook', gate().reply, 200)
+    const worker = await startWorker()
+    const { delivery_ids } = await tenant.publish()
+    const id = delivery_ids[0]!
+    await receiver.until(1)
+    assert.deepEqual(await worker.stop('SIGTERM'), { code: 0, signal: null })
+    const waiting = await deliveryOf(id)
+    assert.deepEqual([waiting.status, waiting.attempt_count], ['pending', 0])
+
+    await startWorker()
+    await becomes(id, 'delivered')
+    assert.deepEqual(await attemptsOf(id), [[1, 200, null, 'succeeded']])
+    const [usage] = await database.sql`select count::int from waybill.usage where metric = 'attempts'`
+    assert.equal(usage?.count, 1, 'the interrupted attempt is not billed')
+  })
+
+  test('SIGTERM lets requests finish and turns new ones away', async (t) => {
+    const { api, tenant } = await start(t)
+    const answers = Array.from({ length: 20 }, () => tenant.publish())
+    await Promise.any(answers)
+    api.signal('SIGTERM')
+    const settled = await Promise.allSettled(answers)
+    assert.deepEqual(await api.exited, { code: 0, signal: null })
+    assert.ok(settled.every(({ status }) => status === 'fulfilled'))
+    await assert.rejects(tenant.publish())
+  })
+
+  test('what an API had accepted before it was killed is stored whole, and repeating the rest is safe', async (t) => {
+    const { database, api, tenant, receiver, startWorker } = await start(t)
+    const keys = Array.from({ length: 200 }, (_, n) => `key-${n}`)
+    const accepted = new Map<string, string>()
+    const publishing = keys.map(async (key) => {
+      const { event_id } = await tenant.publish('a.b', { key }, key)
+      accepted.set(key, event_id)
+      if (accepted.size === 50) void api.kill()
+    })
+    await Promise.allSettled(publishing)
+    await api.exited
+    assert.ok(accepted.size >= 50)
+
+    const again = await startService(t, { databaseUrl: database.url, mode: 'api' })
+    for (const key of keys) {
+      const reply = await again.call('POST', '/v1/events', {
+        key: tenant.key,
+        body: { event_type: 'a.b', payload: { key } },
+        headers: { 'idempotency-key': key },
+      })
+      assert.ok(reply.status === 200 || reply.status === 202)
+      if (accepted.has(key)) assert.equal(reply.body.event_id, accepted.get(key))
+      assert.equal(reply.body.delivery_ids.length, 1)
+    }
+    await startWorker()
+    await receiver.until(keys.length, { timeoutMs: 30_000 })
+    const unfinished = () => database.sql`select from waybill.deliveries where status <> 'delivered' limit 1`
+    await waitFor(async () => (await unfinished()).length === 0)
+    const ids = receiver.receipts.map(({ headers }) => headers['webhook-id'])
+    assert.equal(ids.length, keys.length)
+    assert.equal(new Set(ids).size, keys.length)
+  })
+})

@@ -1,0 +1,143 @@
+import assert from 'node:assert/strict'
+import { after, test } from 'node:test'
+import postgres from 'postgres'
+import { createBatcher } from '../../src/flow/batch.ts'
+import { createDatabase } from '../support/database.ts'
+
+const { sql } = await createDatabase({ after })
+
+/** A batcher that squares; `sizes` tells how its items were grouped, `hold` makes runs wait for `release`. */
+function squaring({ max = 100, inFlight = 1, hold = false } = {}) {
+  const sizes: number[] = []
+  const waiting: (() => void)[] = []
+  let running = 0
+  let mostRunning = 0
+  const submit = createBatcher<number, number>({
+    max,
+    inFlight,
+    run: async (items) => {
+      sizes.push(items.length)
+      mostRunning = Math.max(mostRunning, ++running)
+      if (hold) await new Promise<void>((resolve) => waiting.push(resolve))
+      running--
+      return items.map((item) => item * item)
+    },
+  })
+  /** Lets the runs that have begun end, and waits until those that follow have begun. */
+  const release = async () => {
+    for (const go of waiting.splice(0)) go()
+    for (let turn = 0; turn < 5; turn++) await new Promise((resolve) => setImmediate(resolve))
+  }
+  return { submit, sizes, release, mostRunning: () => mostRunning }
+}
+
+test('an item that comes alone is a batch of one', async () => {
+  const { submit, sizes } = squaring()
+  assert.equal(await submit(3), 9)
+  assert.equal(await submit(4), 16)
+  assert.deepEqual(sizes, [1, 1])
+})
+
+test('items that come together share a batch, and each gets its own result', async () => {
+  const { submit, sizes } = squaring()
+  assert.deepEqual(await Promise.all([1, 2, 3, 4].map(submit)), [1, 4, 9, 16])
+  assert.deepEqual(sizes, [4])
+})
+
+test('what arrives while a batch runs is the next batch', async () => {
+  const { submit, sizes, release } = squaring({ hold: true })
+  const first = submit(1)
+  await release()
+  const rest = [2, 3, 4].map(submit)
+  await release()
+  await release()
+  assert.deepEqual(await Promise.all([first, ...rest]), [1, 4, 9, 16])
+  assert.deepEqual(sizes, [1, 3])
+})
+
+test('a batch holds at most the maximum, and no more than allowed run at once', async () => {
+  const { submit, sizes, release, mostRunning } = squaring({ max: 3, inFlight: 2, hold: true })
+  const all = Promise.all(Array.from({ length: 10 }, (_, n) => submit(n)))
+  for (let round = 0; round < 10; round++) await release()
+  assert.deepEqual(
+    await all,
+    Array.from({ length: 10 }, (_, n) => n * n),
+  )
+  assert.ok(sizes.every((size) => size <= 3))
+  assert.equal(mostRunning(), 2)
+})
+
+test('one item that the database refuses fails alone', async () => {
+  await sql`create table numbers (n int primary key check (n <> 13))`
+  const submit = createBatcher<number, number>({
+    max: 100,
+    inFlight: 1,
+    run: async (numbers) => {
+      const rows = await sql<{ n: number }[]>`insert into numbers select * from unnest(${numbers}::int[]) returning n`
+      return rows.map((row) => row.n)
+    },
+  })
+  const results = await Promise.allSettled([11, 12, 13, 14].map(submit))
+  assert.deepEqual(
+    results.map((result) => (result.status === 'fulfilled' ? result.value : result.reason.code)),
+    [11, 12, '23514', 14],
+  )
+  const stored = await sql`select n from numbers order by n`
+  assert.deepEqual(
+    stored.map((row) => row.n),
+    [11, 12, 14],
+  )
+  assert.equal(await submit(15), 15)
+})
+
+test('a batch that is the victim of a deadlock runs again', async () => {
+  await sql`create table accounts (id int primary key, balance int not null)`
+  await sql`insert into accounts values (1, 0), (2, 0)`
+  let runs = 0
+  const submit = createBatcher<[number, number], boolean>({
+    max: 1,
+    inFlight: 2,
+    run: async ([pair]) => {
+      runs++
+      await sql.begin(async (sql) => {
+        await sql`set local deadlock_timeout = '20ms'`
+        for (const id of pair!) {
+          await sql`update accounts set balance = balance + 1 where id = ${id}`
+          await sql`select pg_sleep(0.05)`
+        }
+      })
+      return [true]
+    },
+  })
+  assert.deepEqual(await Promise.all([submit([1, 2]), submit([2, 1])]), [true, true])
+  assert.ok(runs > 2, 'the two did deadlock')
+  const rows = await sql`select balance from accounts`
+  assert.deepEqual(
+    rows.map((row) => row.balance),
+    [2, 2],
+  )
+})
+
+test('when the database cannot be reached, every item of the batch fails, and the next batch is tried afresh', async () => {
+  const nowhere = postgres('postgres://127.0.0.1:1/none', { connect_timeout: 1, max: 1 })
+  let sizes: number[] = []
+  const submit = createBatcher<number, number>({
+    max: 100,
+    inFlight: 1,
+    run: async (items) => {
+      sizes.push(items.length)
+      await nowhere`select 1`
+      return items
+    },
+  })
+  const results = await Promise.allSettled([1, 2, 3].map(submit))
+  assert.deepEqual(
+    results.map((result) => result.status === 'rejected' && result.reason.code),
+    ['ECONNREFUSED', 'ECONNREFUSED', 'ECONNREFUSED'],
+  )
+  assert.deepEqual(sizes, [3], 'not one by one: nothing says that any of them is to blame')
+  sizes = []
+  await assert.rejects(submit(4))
+  assert.deepEqual(sizes, [1])
+  await nowhere.end()
+})

@@ -1,0 +1,261 @@
+import assert from 'node:assert/strict'
+import { after, describe, test } from 'node:test'
+import type { Scope } from '../support/cleanup.ts'
+import { createDatabase } from '../support/database.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { ADMIN_KEY, type Call, caller, createTenant, type Reply, startService } from '../support/service.ts'
+import { waitFor } from '../support/wait.ts'
+
+const NEXT_MONTH = () => new Date(Date.UTC(new Date().getUTCFullYear(), new Date().getUTCMonth() + 1, 1)).toISOString()
+
+/** Two API processes on one database, and a way to make tenants whose calls take turns between them. */
+async function twoProcesses(scope: Scope, env: Record<string, string>) {
+  const database = await createDatabase(scope)
+  const first = await startService(scope, { databaseUrl: database.url, mode: 'api', env })
+  const second = await startService(scope, { databaseUrl: database.url, mode: 'api', env, args: ['--no-migrate'] })
+  return {
+    database,
+    async newTenant(limits?: Record<string, number>) {
+      const tenant = await createTenant(first, limits ? { limits } : {})
+      const calls = [tenant.call, caller(second.url, tenant.key)]
+      let turn = 0
+      const call: Call = (...args) => (calls[turn++ % 2] as Call)(...args)
+      return { tenant, call, admin: caller(first.url, ADMIN_KEY) }
+    },
+  }
+}
+
+const publish = (call: Call) => call('POST', '/v1/events', { body: { event_type: 'a.b', payload: {} } })
+const create = (call: Call) =>
+  call('POST', '/v1/endpoints', { body: { url: 'http://127.0.0.1:9/', subscribed_events: ['nothing'] } })
+
+/** Sends 100 requests at once; answers with how many got each status, and the refusals. */
+async function hundred(send: () => Promise<Reply>) {
+  const replies = await Promise.all(Array.from({ length: 100 }, send))
+  const refused = replies.filter((reply) => reply.status === 429)
+  return { passed: replies.filter((reply) => reply.status < 300).length, refused, replies }
+}
+
+const QUOTAS = {
+  MONTHLY_EVENT_LIMIT: '3',
+  MONTHLY_ATTEMPT_LIMIT: '10',
+  MAX_ENDPOINTS: '3',
+  MAX_FANOUT_ENDPOINTS: '3',
+  MAX_PAYLOAD_BYTES: '100',
+}
+const quotas = await twoProcesses({ after }, QUOTAS)
+
+describe('a quota lets exactly as much through as it says, with 100 requests at once to two processes', () => {
+  for (const [how, limit, limits] of [
+    ['the service’s limit', 3, undefined],
+    ['a tenant’s own limit', 7, { monthly_events: 7 }],
+  ] as const) {
+    test(`monthly events, by ${how}`, async () => {
+      const { call } = await quotas.newTenant(limits)
+      for (let i = 0; i < limit - 1; i++) assert.equal((await publish(call)).status, 202)
+      const { passed, refused } = await hundred(() => publish(call))
+      assert.deepEqual([passed, refused.length], [1, 99])
+      for (const { body, headers } of refused) {
+        const details = { limit, current: limit, resets_at: NEXT_MONTH() }
+        assert.deepEqual(body, { ok: false, error: 'monthly event limit exceeded', details })
+        assert.equal(headers.get('retry-after'), null)
+      }
+      const { body } = await call('GET', '/v1/usage/current')
+      assert.equal(body.events_count, limit)
+      assert.equal((await call('GET', '/v1/usage/limits')).body.monthly.events, limit)
+    })
+  }
+
+  test('endpoints', async () => {
+    const { call } = await quotas.newTenant()
+    for (let i = 0; i < 2; i++) assert.equal((await create(call)).status, 201)
+    const { passed, refused } = await hundred(() => create(call))
+    assert.deepEqual([passed, refused.length], [1, 99])
+    for (const { body } of refused) {
+      assert.deepEqual(body, { ok: false, error: 'maximum endpoint count exceeded', details: { limit: 3, current: 3 } })
+    }
+    assert.equal((await call('GET', '/v1/endpoints')).body.data.length, 3)
+  })
+
+  test('fan-out: an event may match as many endpoints, and not one more; nothing of it is stored', async () => {
+    const { tenant, call } = await quotas.newTenant({ max_endpoints: 10, monthly_events: 1000 })
+    for (let i = 0; i < 3; i++) await tenant.createEndpoint(`http://127.0.0.1:9/${i}`, { subscribed_events: ['a.b'] })
+    assert.equal((await publish(call)).body.endpoint_count, 3)
+    const fourth = await tenant.createEndpoint('http://127.0.0.1:9/4')
+    const keyed = { body: { event_type: 'a.b', payload: {} }, headers: { 'idempotency-key': 'k' } }
+    const { status, body } = await call('POST', '/v1/events', keyed)
+    assert.equal(status, 429)
+    assert.deepEqual(body, {
+      ok: false,
+      error: 'maximum fan-out endpoints exceeded',
+      details: { limit: 3, current: 4 },
+    })
+    const { passed, refused } = await hundred(() => publish(call))
+    assert.deepEqual([passed, refused.length], [0, 100])
+    assert.equal((await call('GET', '/v1/usage/current')).body.events_count, 1)
+    assert.equal((await call('GET', '/v1/deliveries')).body.data.length, 3)
+    await call('PATCH', `/v1/endpoints/${fourth.endpoint_id}`, { body: { is_active: false } })
+    assert.equal((await call('POST', '/v1/events', keyed)).status, 202, 'the refused key is free again')
+  })
+
+  test('payload size, by the service’s limit and a tenant’s own', async () => {
+    const { tenant, call, admin } = await quotas.newTenant({ monthly_events: 1000 })
+    const sized = (bytes: number) => ({ body: { event_type: 'a', payload: { a: 'x'.repeat(bytes - 8) } } })
+    assert.equal((await call('POST', '/v1/events', sized(100))).status, 202)
+    const { status, body } = await call('POST', '/v1/events', sized(101))
+    assert.equal(status, 400)
+    assert.deepEqual(body.details, { limit_bytes: 100, actual_bytes: 101 })
+    const limits = { monthly_events: 1000, max_payload_bytes: 300_000 }
+    const own = { tenant_id: tenant.tenantId, tenant_slug: tenant.tenantId, limits }
+    assert.equal((await admin('POST', '/v1/admin/tenants', { body: own })).status, 200)
+    await waitFor(async () => (await call('POST', '/v1/events', sized(300_000))).status === 202)
+    await waitFor(async () => (await call('POST', '/v1/events', sized(300_000))).status === 202)
+    assert.equal((await call('POST', '/v1/events', sized(300_001))).body.details.limit_bytes, 300_000)
+    assert.equal((await call('GET', '/v1/usage/limits')).body.hard.max_payload_bytes, 300_000)
+    assert.equal((await call('GET', '/v1/safety/limits')).body.hard_limits.max_payload_bytes, 300_000)
+  })
+
+  test('monthly attempts: what the worker may not send is dead-lettered, and no more is published or replayed', async (t) => {
+    const receiver = await startReceiver(t)
+    const { tenant, call } = await quotas.newTenant({ monthly_events: 1000 })
+    await tenant.createEndpoint(receiver.url())
+    const { passed } = await hundred(() => publish(call))
+    assert.equal(passed, 100, 'nothing has been attempted yet')
+    await startService(t, { databaseUrl: quotas.database.url, mode: 'worker', env: QUOTAS })
+    await waitFor(async () => (await call('GET', '/v1/metrics/summary')).body.deliveries_by_status.pending === 0)
+    assert.equal(receiver.receipts.length, 10)
+    const { body: metrics } = await call('GET', '/v1/metrics/summary')
+    assert.deepEqual(metrics.deliveries_by_status, { pending: 0, retrying: 0, delivered: 10, dead_lettered: 90 })
+    const { body: dead } = await call('GET', '/v1/dlq?limit=250')
+    assert.equal(dead.data.length, 90)
+    for (const row of dead.data) {
+      assert.equal(row.dead_letter_reason, 'monthly_attempt_limit')
+      assert.equal(row.attempt_count, 0)
+      assert.equal(row.last_error, null)
+    }
+    const details = { limit: 10, current: 10, resets_at: NEXT_MONTH() }
+    const refusal = { ok: false, error: 'monthly attempt limit exceeded', details }
+    const usage = (await call('GET', '/v1/usage/current')).body
+    const published = await publish(call)
+    const replayed = await call('POST', `/v1/deliveries/${dead.data[0].delivery_id}/replay`)
+    for (const { status, body } of [published, replayed]) {
+      assert.equal(status, 429)
+      assert.deepEqual(body, refusal)
+    }
+    assert.equal(usage.attempts_count, 10)
+    assert.equal(usage.events_count, 100)
+  })
+})
+
+// A window of a day: no test crosses its end by chance, except at midnight UTC.
+const RATES = {
+  RATE_LIMIT_WINDOW_SECONDS: '86400',
+  RATE_LIMIT_EVENTS_WRITE: '5',
+  RATE_LIMIT_ENDPOINTS_WRITE: '5',
+  RATE_LIMIT_DELIVERIES_REPLAY: '5',
+  RATE_LIMIT_READ: '5',
+}
+const rates = await twoProcesses({ after }, RATES)
+
+describe('a rate limit lets exactly as much through as it says, with 100 requests at once to two processes', () => {
+  const unknown = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
+  const ACTIONS: [string, (call: Call) => Promise<Reply>, number][] = [
+    ['events:write', publish, 202],
+    ['endpoints:write', create, 201],
+    ['deliveries:replay', (call) => call('POST', `/v1/deliveries/${unknown}/replay`), 404],
+    ['read', (call) => call('GET', '/v1/dlq'), 200],
+  ]
+  for (const [action, send, status] of ACTIONS) {
+    test(action, async () => {
+      const { tenant, call } = await rates.newTenant()
+      for (let i = 1; i <= 4; i++) {
+        const { headers } = await send(call)
+        assert.deepEqual([headers.get('x-ratelimit-limit'), headers.get('x-ratelimit-remaining')], ['5', String(5 - i)])
+      }
+      const { replies, refused } = await hundred(() => send(call))
+      assert.equal(replies.filter((reply) => reply.status === status).length, 1)
+      assert.equal(refused.length, 99)
+      const places = refused.map(({ body }) => body.details.current).sort((a, b) => a - b)
+      assert.deepEqual(
+        places,
+        Array.from({ length: 99 }, (_, index) => index + 6),
+      )
+      const midnight = new Date(new Date().setUTCHours(0, 0, 0, 0)).toISOString()
+      for (const { body, headers } of refused) {
+        const { current, retry_after_seconds, ...rest } = body.details
+        const expected = {
+          tenant_id: tenant.tenantId,
+          action,
+          limit: 5,
+          window_seconds: 86_400,
+          window_start: midnight,
+        }
+        assert.deepEqual(rest, expected)
+        assert.equal(body.error, 'rate limit exceeded')
+        assert.ok(Number.isInteger(retry_after_seconds) && retry_after_seconds > 0 && retry_after_seconds <= 86_400)
+        assert.equal(headers.get('retry-after'), String(retry_after_seconds))
+        assert.equal(headers.get('x-ratelimit-limit'), '5')
+        assert.equal(headers.get('x-ratelimit-remaining'), '0')
+        assert.equal(headers.get('x-ratelimit-reset'), String(retry_after_seconds))
+      }
+    })
+  }
+
+  test('requests that are refused count; other actions, other tenants and wrong keys do not', async () => {
+    const { call } = await rates.newTenant()
+    const other = await rates.newTenant()
+    for (let i = 0; i < 7; i++) assert.equal((await call('POST', '/v1/events', { key: 'wb_live_x' })).status, 401)
+    assert.equal((await call('POST', '/v1/events', { body: '{' })).body.error, 'invalid JSON')
+    assert.equal((await call('POST', '/v1/events', { body: { event_type: '', payload: {} } })).status, 400)
+    assert.equal(
+      (await call('POST', '/v1/events', { body: '', headers: { 'content-type': 'text/plain' } })).status,
+      400,
+    )
+    const tooLarge = { event_type: 'a', payload: { a: 'x'.repeat(300_000) } }
+    assert.equal((await call('POST', '/v1/events', { body: tooLarge })).body.error, 'payload too large')
+    const fifth = await publish(call)
+    assert.equal(fifth.status, 202)
+    assert.equal(fifth.headers.get('x-ratelimit-remaining'), '0')
+    assert.equal((await publish(call)).status, 429)
+    const malformed = await call('POST', '/v1/events', { body: '{' })
+    assert.equal(malformed.status, 429, 'the rate limit goes before the body')
+    assert.equal(malformed.body.details.current, 7)
+    assert.equal((await call('GET', '/v1/dlq')).status, 200)
+    for (let i = 0; i < 4; i++) assert.equal((await call('GET', '/v1/dlq?limit=x')).status, 400)
+    assert.equal((await call('GET', '/v1/dlq?limit=x')).status, 429)
+    assert.equal((await publish(other.call)).status, 202)
+  })
+
+  test('a tenant’s own rate of events goes before the service’s', async () => {
+    const { call } = await rates.newTenant({ events_write_rate: 3 })
+    const { passed } = await hundred(() => publish(call))
+    assert.equal(passed, 3)
+    assert.equal((await call('GET', '/v1/safety/limits')).body.rate_limits['events:write'].limit, 3)
+  })
+
+  test('a window ends, and the next begins anew; 0 switches a limit off', async (t) => {
+    const env = { RATE_LIMIT_WINDOW_SECONDS: '2', RATE_LIMIT_READ: '1', RATE_LIMIT_EVENTS_WRITE: '0' }
+    const service = await startService(t, { databaseUrl: rates.database.url, mode: 'api', env })
+    const { call } = await createTenant(service)
+    const { body: limited } = await waitFor(async () => {
+      await call('GET', '/v1/dlq')
+      const second = await call('GET', '/v1/dlq')
+      return second.status === 429 ? second : null
+    })
+    const { window_start, retry_after_seconds, current } = limited.details
+    assert.equal(Date.parse(window_start) % 2000, 0)
+    assert.ok(current >= 2)
+    await new Promise((resolve) => setTimeout(resolve, retry_after_seconds * 1000))
+    assert.equal((await call('GET', '/v1/dlq')).status, 200, 'after waiting as long as the answer said')
+    for (let i = 0; i < 5; i++) {
+      const { status, headers } = await publish(call)
+      assert.equal(status, 202)
+      assert.equal(headers.get('x-ratelimit-limit'), null)
+    }
+    await new Promise((resolve) => setTimeout(resolve, 2000))
+    const { body } = await call('GET', '/v1/safety/limits')
+    assert.deepEqual(body.rate_limits['events:write'], { limit: 0, window_seconds: 2 })
+    assert.deepEqual(body.rate_limits.read, { limit: 1, window_seconds: 2 })
+    assert.equal(body.protections.rate_limiting, true)
+  })
+})

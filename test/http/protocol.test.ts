@@ -1,0 +1,209 @@
+import assert from 'node:assert/strict'
+import { after, describe, test } from 'node:test'
+import { createDatabase } from '../support/database.ts'
+import { type RawAnswer, rawRequest } from '../support/raw-http.ts'
+import { ADMIN_KEY, createTenant, startService } from '../support/service.ts'
+
+const database = await createDatabase({ after })
+const service = await startService({ after }, { databaseUrl: database.url, mode: 'api' })
+const tenant = await createTenant(service)
+const HOST = 'Host: localhost\r\n'
+const AUTH = `Authorization: Bearer ${tenant.key}\r\n`
+const JSON_TYPE = 'Content-Type: application/json\r\n'
+const UUID = /^[0-9a-f]{8}-[0-9a-f-]{27}$/
+
+/** An answer of ours: the error shape, a request id, and the headers that all answers have. */
+function assertOurs(answer: RawAnswer | null, status: number, error: string | null): void {
+  assert.equal(answer?.status, status, answer?.text)
+  assert.ok(answer.headers.get('x-request-id'), 'x-request-id')
+  assert.equal(answer.headers.get('x-content-type-options'), 'nosniff')
+  assert.equal(answer.headers.get('content-security-policy'), "default-src 'none'; frame-ancestors 'none'")
+  assert.equal(answer.headers.get('referrer-policy'), 'no-referrer')
+  assert.equal(answer.headers.get('cache-control'), 'no-store')
+  assert.equal(answer.headers.get('access-control-allow-origin'), null)
+  const body = JSON.parse(answer.body)
+  assert.equal(body.ok, error === null)
+  assert.equal(body.error, error ?? undefined)
+}
+
+describe('what is not HTTP', () => {
+  const refused: [string, string, number][] = [
+    ['no HTTP at all', 'hello\r\n\r\n', 400],
+    ['HTTP/2', 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', 400],
+    ['a TLS handshake', '\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03', 400],
+    ['no Host', 'GET /health HTTP/1.1\r\n\r\n', 400],
+    ['a bad Host', 'GET /health HTTP/1.1\r\nHost: a b\r\n\r\n', 400],
+    ['a target that is no path', `OPTIONS * HTTP/1.1\r\n${HOST}\r\n`, 400],
+    ['a backslash in the path', `GET /v1\\dlq HTTP/1.1\r\n${HOST}\r\n`, 400],
+    [
+      'a length beside chunks',
+      `POST /v1/events HTTP/1.1\r\n${HOST}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n`,
+      400,
+    ],
+    ['two lengths', `POST /v1/events HTTP/1.1\r\n${HOST}Content-Length: 3\r\nContent-Length: 4\r\n\r\n`, 400],
+    ...['abc', '-1', '+5', '1e3', '0x10'].map((length): [string, string, number] => [
+      `the length ${length}`,
+      `POST /v1/events HTTP/1.1\r\n${HOST}Content-Length: ${length}\r\n\r\n`,
+      400,
+    ]),
+    ['an unknown encoding', `POST /v1/events HTTP/1.1\r\n${HOST}Transfer-Encoding: xchunked\r\n\r\n`, 400],
+    ['a space before the colon', `GET /health HTTP/1.1\r\n${HOST}A : b\r\n\r\n`, 400],
+    ['a folded header', `GET /health HTTP/1.1\r\n${HOST}A: b\r\n c\r\n\r\n`, 400],
+    ['a NUL in a header', `GET /health HTTP/1.1\r\n${HOST}A: b\0c\r\n\r\n`, 400],
+    ['bare line feeds', 'GET /health HTTP/1.1\nHost: localhost\n\n', 400],
+    ['headers of 17 KiB', `GET /health HTTP/1.1\r\n${HOST}A: ${'x'.repeat(17_000)}\r\n\r\n`, 431],
+  ]
+  for (const [name, head, status] of refused) {
+    test(`${name}: ${status} in the error shape`, async () => {
+      assertOurs(await rawRequest(service.port, head), status, 'invalid request')
+    })
+  }
+
+  test('headers that do not end, and a body that does not come, are answered with 408', async () => {
+    const started = Date.now()
+    const answers = await Promise.all([
+      rawRequest(service.port, `GET /health HTTP/1.1\r\n${HOST}`),
+      rawRequest(service.port, `POST /v1/events HTTP/1.1\r\n${HOST}X: `, (write) => {
+        const drip = setInterval(() => write('x'), 500)
+        setTimeout(() => clearInterval(drip), 15_000).unref()
+      }),
+    ])
+    for (const answer of answers) assertOurs(answer, 408, 'invalid request')
+    assert.ok(Date.now() - started < 13_500, `${Date.now() - started} ms`)
+  })
+})
+
+describe('HTTP that is unusual', () => {
+  const fine: [string, string][] = [
+    ['HTTP/1.0 without a Host', 'GET /health HTTP/1.0\r\n\r\n'],
+    ['an absolute target', `GET http://localhost/health HTTP/1.1\r\n${HOST}\r\n`],
+    [
+      'an upgrade that nobody needs',
+      `GET /health HTTP/1.1\r\n${HOST}Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n`,
+    ],
+    ['an expectation that nobody knows', `GET /health HTTP/1.1\r\n${HOST}Expect: tea\r\n\r\n`],
+  ]
+  for (const [name, head] of fine) {
+    test(`${name} is answered`, async () => assertOurs(await rawRequest(service.port, head), 200, null))
+  }
+
+  for (const method of ['OPTIONS', 'TRACE', 'PUT', 'DELETE', 'PATCH', 'PROPFIND', 'QUERY']) {
+    test(`${method} on a route that does not have it is not found`, async () => {
+      assertOurs(
+        await rawRequest(service.port, `${method} /v1/events HTTP/1.1\r\n${HOST}${AUTH}\r\n`),
+        404,
+        'not found',
+      )
+    })
+  }
+
+  test('CONNECT is not found', async () => {
+    assertOurs(await rawRequest(service.port, `CONNECT a.example:443 HTTP/1.1\r\n${HOST}\r\n`), 404, 'not found')
+  })
+
+  test('HEAD is GET without its body', async () => {
+    const answer = await tenant.call('HEAD', '/v1/deliveries')
+    assert.equal(answer.status, 200)
+    assert.equal(answer.text, '')
+    assert.equal((await service.call('HEAD', '/v1/deliveries')).status, 401)
+    assert.equal((await tenant.call('HEAD', '/v1/events')).status, 404)
+  })
+
+  test('100-continue is met, and a body that comes in pieces is put together', async () => {
+    const head = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n`
+    const answer = await rawRequest(service.port, head, (write) => {
+      for (const part of ['{"event_type":"a.b","pay', 'load":{"a":"', '\u00e9"}}']) {
+        write(`${Buffer.byteLength(part).toString(16)}\r\n${part}\r\n`)
+      }
+      write('0\r\n\r\n')
+    })
+    assertOurs(answer, 202, null)
+  })
+
+  for (const [how, header, chunk] of [
+    ['declared', 'Content-Length: 20000000', (part: string) => part],
+    ['chunked', 'Transfer-Encoding: chunked', (part: string) => `${part.length.toString(16)}\r\n${part}\r\n`],
+  ] as const) {
+    test(`a body that is ${how} and far too large is refused before it is read`, async () => {
+      const answer = await rawRequest(
+        service.port,
+        `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}${header}\r\n\r\n`,
+        (write) => {
+          for (let i = 0; i < 16; i++) write(chunk(' '.repeat(65_536)))
+        },
+      )
+      assertOurs(answer, 400, 'payload too large')
+      const { limit_bytes, actual_bytes } = JSON.parse(answer?.body ?? '').details
+      assert.equal(limit_bytes, 262_144)
+      assert.ok(actual_bytes > limit_bytes)
+    })
+  }
+
+  test('a client that leaves in the middle of its body is no fault of ours', async () => {
+    const head = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Content-Length: 100\r\n\r\n{`
+    const answer = await rawRequest(service.port, head, (_write, end) => setTimeout(end, 50))
+    assertOurs(answer, 400, 'invalid request')
+    assert.equal((await service.call('GET', '/health')).status, 200)
+    assert.deepEqual(
+      service.logs.filter((line) => line.level === 'error'),
+      [],
+    )
+  })
+})
+
+describe('the request id', () => {
+  const inner = async (path: string, given?: string) => {
+    const headers: Record<string, string> = given === undefined ? {} : { 'x-request-id': given }
+    return (await service.call('GET', path, { headers })).headers.get('x-request-id')
+  }
+
+  test('is the client’s own when it is sane, also on errors', async () => {
+    for (const id of ['a', 'A-z_0.9:1', 'x'.repeat(128)]) {
+      assert.equal(await inner('/health', id), id)
+      assert.equal(await inner('/v1/dlq', id), id)
+      assert.equal(await inner('/nowhere', id), id)
+    }
+  })
+
+  test('is a new one otherwise', async () => {
+    for (const id of [undefined, '', 'a b', 'x'.repeat(129), 'a"b', '\u00e9', 'a,b']) {
+      assert.match((await inner('/health', id)) ?? '', UUID)
+    }
+  })
+})
+
+describe('a bearer token', () => {
+  const ask = (path: string, method: string, headers: string) =>
+    rawRequest(service.port, `${method} ${path} HTTP/1.1\r\n${HOST}${headers}\r\n`)
+
+  for (const [name, header, error] of [
+    ['none', '', 'missing bearer token'],
+    ['an empty one', 'Authorization: \r\n', 'missing bearer token'],
+    ['another scheme', 'Authorization: Basic dXNlcjpwYXNz\r\n', 'missing bearer token'],
+    ['the scheme alone', 'Authorization: Bearer\r\n', 'missing bearer token'],
+    ['the scheme and a space', 'Authorization: Bearer \r\n', 'missing bearer token'],
+    ['no space', 'Authorization: Bearerabc\r\n', 'missing bearer token'],
+    ['a quoted key', 'Authorization: Bearer "abc"\r\n', null],
+    ['bytes beyond ASCII', 'Authorization: Bearer wb_live_\xe9\xff\r\n', null],
+    ['a long one', `Authorization: Bearer wb_live_${'x'.repeat(8000)}\r\n`, null],
+    ['two of them', `Authorization: Bearer ${ADMIN_KEY}\r\nAuthorization: Bearer ${tenant.key}\r\n`, null],
+    ['a list of them', `Authorization: Bearer ${tenant.key}, Bearer ${tenant.key}\r\n`, null],
+    ['more after it', `Authorization: Bearer ${tenant.key} x\r\n`, null],
+  ] as const) {
+    test(`${name}: 401`, async () => {
+      assertOurs(await ask('/v1/dlq', 'GET', header), 401, error ?? 'invalid API key')
+      assertOurs(await ask('/v1/admin/tenants', 'POST', header), 401, error ?? 'invalid admin key')
+    })
+  }
+
+  test('may be spelled in any case, with more than one space', async () => {
+    assertOurs(await ask('/v1/dlq', 'GET', `authorization: bEaReR   ${tenant.key}  \r\n`), 200, null)
+  })
+})
+
+test('nothing above was a fault of ours', () => {
+  assert.deepEqual(
+    service.logs.filter((line) => line.level === 'error'),
+    [],
+  )
+})

@@ -1,0 +1,159 @@
+import assert from 'node:assert/strict'
+import { after, test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { startReceiver } from './support/receiver.ts'
+import { createTenant, type Reply, startService, type Tenant } from './support/service.ts'
+
+const file = { after }
+const database = await createDatabase(file)
+const receiver = await startReceiver(file)
+const service = await startService(file, { databaseUrl: database.url, mode: 'api' })
+
+async function start(): Promise<Tenant> {
+  const tenant = await createTenant(service)
+  await tenant.createEndpoint(receiver.url())
+  return tenant
+}
+
+const publish = (tenant: Tenant, key: string | null, payload: string, type = 'order.placed'): Promise<Reply> =>
+  tenant.call('POST', '/v1/events', {
+    body: `{"event_type":"${type}","payload":${payload}}`,
+    headers: key === null ? {} : { 'idempotency-key': key },
+  })
+
+const eventsOf = async (tenant: Tenant) => {
+  const rows = await database.sql`select event_id from waybill.events where tenant_id = ${tenant.tenantId}`
+  const jobs =
+    await database.sql`select id from pgboss.job where name = 'deliveries' and data ->> 'tenant_id' = ${tenant.tenantId}`
+  const deliveries = await database.sql`select delivery_id from waybill.deliveries where tenant_id = ${tenant.tenantId}`
+  return { events: rows.length, deliveries: deliveries.length, jobs: jobs.length }
+}
+
+/** Groups replies by status, each with the one body that all of them must have. */
+function byStatus(replies: Reply[]): Record<number, { count: number; text: string }> {
+  const found: Record<number, { count: number; text: string }> = {}
+  for (const { status, text } of replies) {
+    const group = found[status] ?? { count: 0, text }
+    found[status] = group
+    assert.equal(text, group.text)
+    group.count++
+  }
+  return found
+}
+
+const CONFLICT = (eventId: string) =>
+  JSON.stringify({
+    ok: false,
+    error: 'idempotency key already used with a different payload',
+    details: { event_id: eventId },
+  })
+
+test('50 publishes at once with one key make one event and 50 equal answers', async () => {
+  const tenant = await start()
+  const replies = await Promise.all(Array.from({ length: 50 }, () => publish(tenant, 'k', '{"n":1}')))
+  const { 202: accepted, 200: replayed, ...others } = byStatus(replies)
+  assert.deepEqual(others, {})
+  assert.deepEqual([accepted?.count, replayed?.count], [1, 49])
+  assert.equal(accepted!.text, replayed!.text)
+  for (const { status, headers } of replies) {
+    assert.equal(headers.get('idempotent-replayed'), status === 200 ? 'true' : null)
+  }
+  assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 1 })
+})
+
+test('of two different events that race for one key, one wins for all', async () => {
+  const tenant = await start()
+  const replies = await Promise.all(
+    Array.from({ length: 50 }, (_, index) => publish(tenant, 'k', index % 2 ? '{"n":1}' : '{"n":2}')),
+  )
+  const { 202: accepted, 200: replayed, 409: refused, ...others } = byStatus(replies)
+  assert.deepEqual(others, {})
+  assert.deepEqual([accepted?.count, replayed?.count, refused?.count], [1, 24, 25])
+  assert.equal(accepted!.text, replayed!.text)
+  assert.equal(refused!.text, CONFLICT(JSON.parse(accepted!.text).event_id))
+  assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 1 })
+})
+
+test('a repeated publish gets the first answer, however the same event is spelled', async () => {
+  const tenant = await start()
+  const first = await publish(tenant, 'k', String.raw`{"a":1,"b":{"x":100,"y":"\u00e9"}}`)
+  assert.equal(first.status, 202)
+  for (const spelling of [
+    String.raw`{"a":1,"b":{"x":100,"y":"\u00e9"}}`,
+    '{"b":{"y":"é","x":1e2},"a":1.0}',
+    '{ "a" : 10e-1, "b" : { "x" : 100.00 , "y" : "é" } }',
+  ]) {
+    const again = await publish(tenant, 'k', spelling)
+    assert.equal(again.status, 200, spelling)
+    assert.equal(again.headers.get('idempotent-replayed'), 'true')
+    assert.equal(again.text, first.text)
+  }
+  assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 1 })
+})
+
+test('the same key with another event is a conflict that names the original', async () => {
+  const tenant = await start()
+  const first = await publish(tenant, 'k', '{"id":9007199254740993,"a":[1,2]}')
+  for (const [payload, type] of [
+    ['{"id":9007199254740992,"a":[1,2]}', 'order.placed'],
+    ['{"id":9007199254740993,"a":[2,1]}', 'order.placed'],
+    ['{"id":"9007199254740993","a":[1,2]}', 'order.placed'],
+    ['{"id":9007199254740993,"a":[1,2],"b":null}', 'order.placed'],
+    ['{"id":9007199254740993,"a":[1,2]}', 'order.paid'],
+  ] as const) {
+    const refused = await publish(tenant, 'k', payload, type)
+    assert.equal(refused.status, 409, payload)
+    assert.equal(refused.text, CONFLICT(first.body.event_id))
+  }
+  assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 1 })
+})
+
+test('two tenants use the same key for events of their own', async () => {
+  const [one, two] = [await start(), await start()]
+  const answers = await Promise.all([publish(one, 'k', '{"n":1}'), publish(two, 'k', '{"n":2}')])
+  assert.deepEqual(
+    answers.map(({ status }) => status),
+    [202, 202],
+  )
+  assert.notEqual(answers[0].body.event_id, answers[1].body.event_id)
+})
+
+test('without a key every publish is an event of its own', async () => {
+  const tenant = await start()
+  const replies = await Promise.all(Array.from({ length: 10 }, () => publish(tenant, null, '{"n":1}')))
+  assert.equal(new Set(replies.map(({ body }) => body.event_id)).size, 10)
+  assert.equal(replies[0]!.body.idempotency_key, null)
+  assert.deepEqual(await eventsOf(tenant), { events: 10, deliveries: 10, jobs: 10 })
+})
+
+test('a repeated publish answers as the first one did, although the endpoints have changed', async () => {
+  const tenant = await start()
+  const first = await publish(tenant, 'k', '{}')
+  await tenant.createEndpoint(receiver.url('/new'))
+  const again = await publish(tenant, 'k', '{}')
+  assert.equal(again.text, first.text)
+  assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 1 })
+})
+
+test('a refused publish does not use its key up', async () => {
+  const tenant = await createTenant(service, { limits: { max_fanout_endpoints: 1 } })
+  const endpoint = await tenant.createEndpoint(receiver.url('/1'))
+  await tenant.createEndpoint(receiver.url('/2'))
+  const refused = await publish(tenant, 'k', '{"n":1}')
+  assert.equal(refused.status, 429)
+  assert.deepEqual(await eventsOf(tenant), { events: 0, deliveries: 0, jobs: 0 })
+  await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body: { is_active: false } })
+  assert.equal((await publish(tenant, 'k', '{"n":2}')).status, 202)
+})
+
+test('a key that no header should hold is refused, and nothing is stored', async () => {
+  const tenant = await start()
+  for (const key of ['k'.repeat(256), 'two words', 'é']) {
+    const reply = await publish(tenant, key, '{}')
+    assert.equal(reply.status, 400, key)
+    assert.equal(reply.body.error, 'invalid request')
+    assert.equal(reply.body.details[0].path, 'idempotency-key')
+  }
+  assert.equal((await publish(tenant, `!${'~'.repeat(254)}`, '{}')).status, 202)
+  assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 1 })
+})

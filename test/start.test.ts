@@ -1,0 +1,173 @@
+import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
+import { suite, test } from 'node:test'
+import { createDatabase, PASSWORD } from './support/database.ts'
+import { createDirectory } from './support/directory.ts'
+import { startReceiver } from './support/receiver.ts'
+import {
+  ADMIN_KEY,
+  caller,
+  createTenant,
+  ENCRYPTION_KEY,
+  runProgram,
+  startService,
+  testEnvironment,
+} from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+const NOWHERE = 'postgres://waybill:hunter2@127.0.0.1:1/none'
+
+suite('starting', { concurrency: 3 }, () => {
+  test('a bad configuration ends the start with 1 and one line per bad variable', async (t) => {
+    const program = runProgram(t, {
+      env: {
+        DATABASE_URL: NOWHERE,
+        PORT: 'abc',
+        RETRY_LIMIT: '-1',
+        EGRESS_ALLOW: 'example.com',
+        ENCRYPTION_KEY: 'short',
+      },
+    })
+    assert.deepEqual(await program.exited, { code: 1, signal: null })
+    const lines = program.stderr().split('\n')
+    const names = lines.map((line) => /^waybill: ([A-Z_]+): \S/.exec(line)?.[1])
+    assert.deepEqual(names.sort(), ['ADMIN_API_KEY', 'EGRESS_ALLOW', 'ENCRYPTION_KEY', 'PORT', 'RETRY_LIMIT'])
+    assert.doesNotMatch(program.stderr(), /hunter2| at /, 'no password, no stack trace')
+    assert.equal(program.stdout(), '')
+  })
+
+  test('an unknown mode or flag ends the start with 1 and says so', async (t) => {
+    for (const [args, said] of [
+      [['--mode', 'both'], /--mode must be all, api or worker/],
+      [['--verbose'], /--verbose/],
+      [['serve'], /serve/],
+    ] as const) {
+      const program = runProgram(t, { args: [...args] })
+      assert.equal((await program.exited).code, 1)
+      assert.match(program.stderr(), said)
+      assert.doesNotMatch(program.stderr(), /\n? +at /)
+    }
+  })
+
+  test('--help explains the flags and --version tells the version, whatever the environment is', async (t) => {
+    const help = runProgram(t, { args: ['--help'], env: { PORT: 'abc' } })
+    assert.deepEqual(await help.exited, { code: 0, signal: null })
+    for (const flag of ['--mode', '--no-migrate', '--help', '--version']) assert.ok(help.stdout().includes(flag))
+    const version = runProgram(t, { args: ['--version'], env: { PORT: 'abc' } })
+    assert.deepEqual(await version.exited, { code: 0, signal: null })
+    const manifest = JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8'))
+    assert.equal(version.stdout(), manifest.version)
+  })
+
+  test('several processes that start at once on an empty database all come up and work together', async (t) => {
+    const { url: databaseUrl } = await createDatabase(t, { template: null })
+    const receiver = await startReceiver(t)
+    const [api, other] = await Promise.all([
+      startService(t, { databaseUrl, mode: 'api' }),
+      startService(t, { databaseUrl, mode: 'all' }),
+      startService(t, { databaseUrl, mode: 'worker' }),
+      startService(t, { databaseUrl, mode: 'worker' }),
+    ])
+    const tenant = await createTenant(api)
+    await tenant.createEndpoint(receiver.url())
+    const published = await tenant.publish()
+    await receiver.until(1)
+    const seen = await other.call('GET', `/v1/events/${published.event_id}`, { key: tenant.key })
+    assert.equal(seen.status, 200)
+    for (const service of [api, other]) {
+      const { body } = await service.call('GET', '/health')
+      assert.deepEqual([body.ok, body.status, body.database], [true, 'ok', 'ok'])
+    }
+  })
+
+  test('with --no-migrate an empty database is left empty, and the start fails', async (t) => {
+    const { url, sql } = await createDatabase(t, { template: null })
+    const program = runProgram(t, { args: ['--no-migrate'], env: testEnvironment(url) })
+    assert.equal((await program.exited).code, 1)
+    assert.deepEqual([...(await sql`select nspname from pg_namespace where nspname in ('waybill', 'pgboss')`)], [])
+  })
+
+  test('the log tells the configuration and the exemptions, and no secret', async (t) => {
+    const { url: databaseUrl } = await createDatabase(t)
+    const service = await startService(t, { databaseUrl, env: { LOG_LEVEL: 'trace' } })
+    const { config } = (await service.logged('service.starting')) as unknown as { config: Record<string, unknown> }
+    assert.equal(config.ADMIN_API_KEY, '***')
+    assert.equal(config.ENCRYPTION_KEY, '***')
+    assert.equal(config.RETRY_LIMIT, 14)
+    const warning = service.logs.find((line) => line.level === 'warn')
+    assert.deepEqual(warning?.ranges, ['127.0.0.0/8', '::1/128'])
+    const output = service.stdout() + service.stderr()
+    for (const secret of [ADMIN_KEY, ENCRYPTION_KEY, PASSWORD]) assert.ok(!output.includes(secret))
+    assert.deepEqual(await service.stop(), { code: 0, signal: null })
+  })
+
+  test('a database that cannot be reached at the start ends it with 1 and a reason, without the password', async (t) => {
+    const program = runProgram(t, { env: testEnvironment(NOWHERE) })
+    assert.equal((await program.exited).code, 1)
+    assert.match(program.stdout() + program.stderr(), /ECONNREFUSED/)
+    assert.doesNotMatch(program.stdout() + program.stderr(), /hunter2/)
+  })
+
+  test('a taken port ends the start with 1 and a reason', async (t) => {
+    const { url: databaseUrl } = await createDatabase(t)
+    const first = await startService(t, { databaseUrl, mode: 'api' })
+    const second = runProgram(t, { env: { ...testEnvironment(databaseUrl), PORT: String(first.port) } })
+    assert.equal((await second.exited).code, 1)
+    assert.match(second.stdout(), /EADDRINUSE/)
+  })
+
+  test('without the key that opens the stored secrets the start is refused; with both keys it is not', async (t) => {
+    const { url: databaseUrl } = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    const first = await startService(t, { databaseUrl })
+    await (await createTenant(first)).createEndpoint(receiver.url())
+    await first.stop()
+
+    const otherKey = Buffer.alloc(32, 9).toString('base64')
+    const refused = runProgram(t, { env: { ...testEnvironment(databaseUrl), ENCRYPTION_KEY: otherKey } })
+    assert.equal((await refused.exited).code, 1)
+    assert.match(refused.stdout() + refused.stderr(), /ENCRYPTION_KEY lacks the key/)
+
+    const both = await startService(t, { databaseUrl, env: { ENCRYPTION_KEY: `${otherKey},${ENCRYPTION_KEY}` } })
+    const tenant = await createTenant(both)
+    await tenant.createEndpoint(receiver.url())
+    await tenant.publish()
+    await receiver.until(1)
+  })
+
+  test('without DATABASE_URL the service keeps a Postgres of its own, which survives kill -9 and a restart', async (t) => {
+    const cwd = await createDirectory(t)
+    const env = { HOST: '127.0.0.1', PORT: '0', EGRESS_ALLOW: '127.0.0.0/8' }
+    const first = runProgram(t, { cwd, env })
+    const firstPort = (await first.logged('service.ready', 60_000)).port
+    const adminKey = /Admin key: (\S+)/.exec(first.stderr())?.[1]
+    assert.ok(adminKey, 'the generated admin key is printed')
+    const admin = caller(`http://127.0.0.1:${firstPort}`, adminKey)
+    const body = { tenant_id: 'acme', tenant_slug: 'acme' }
+    assert.equal((await admin('POST', '/v1/admin/tenants', { body })).body.created, true)
+    const { api_key } = (await admin('POST', '/v1/admin/api-keys', { body: { tenant_id: 'acme', name: 'k' } })).body
+
+    const second = runProgram(t, { cwd, env })
+    assert.equal((await second.exited).code, 1)
+    assert.match(second.stdout() + second.stderr(), new RegExp(`in use by process ${first.pid}`))
+
+    await first.kill()
+    const restarted = runProgram(t, { cwd, env })
+    const port = (await restarted.logged('service.ready', 60_000)).port
+    const call = caller(`http://127.0.0.1:${port}`, api_key)
+    assert.equal((await call('GET', '/v1/endpoints')).status, 200)
+    const again = await call('POST', '/v1/admin/tenants', { key: adminKey, body })
+    assert.equal(again.body.created, false)
+    assert.deepEqual(await restarted.stop(), { code: 0, signal: null })
+    await waitFor(
+      () =>
+        readFile(`${cwd}/.waybill/postgres/postmaster.pid`).then(
+          () => false,
+          () => true,
+        ),
+      {
+        what: 'Postgres to end with the service',
+      },
+    )
+  })
+})

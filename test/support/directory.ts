@@ -1,0 +1,55 @@
+import { chmod, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { cleanUp, type Scope } from './cleanup.ts'
+
+const PREFIX = 'waybill-test-'
+/** Where in a directory a Postgres may have its data: the test run's own, or that of a service without DATABASE_URL. */
+const DATA = ['postgres', '.waybill/postgres']
+
+/** An empty directory that remembers which process made it, so that a later run can sweep up after a killed one. */
+export async function makeDirectory(): Promise<string> {
+  const directory = await mkdtemp(join(tmpdir(), PREFIX))
+  // As root, Postgres runs as another user, who must be able to pass through.
+  await chmod(directory, 0o755)
+  await writeFile(join(directory, 'owner.pid'), String(process.pid))
+  return directory
+}
+
+/** Removes a directory, and ends the Postgres that still runs in it, if any. */
+export async function removeDirectory(directory: string): Promise<void> {
+  for (const data of DATA) {
+    const lock = await readFile(join(directory, data, 'postmaster.pid'), 'utf8').catch(() => '')
+    const pid = Number(lock.split('\n')[0])
+    const command = pid > 1 ? await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '') : ''
+    // The lock of a killed one may name a process that has nothing to do with it.
+    if (command.includes(directory)) signal(pid, 'SIGQUIT')
+  }
+  await rm(directory, { recursive: true, force: true, maxRetries: 20 })
+}
+
+/** Removes what runs that were killed have left behind. */
+export async function sweepDirectories(): Promise<void> {
+  const names = await readdir(tmpdir())
+  for (const name of names.filter((entry) => entry.startsWith(PREFIX))) {
+    const directory = join(tmpdir(), name)
+    const owner = Number(await readFile(join(directory, 'owner.pid'), 'utf8').catch(() => Number.NaN))
+    if (owner > 1 && !signal(owner, 0)) await removeDirectory(directory).catch(() => {})
+  }
+}
+
+/** A directory for a service that brings its own Postgres, removed after the test together with what still runs in it. */
+export async function createDirectory(scope: Scope): Promise<string> {
+  const directory = await makeDirectory()
+  cleanUp(scope, () => removeDirectory(directory))
+  return directory
+}
+
+/** False when there is no such process. */
+function signal(pid: number, name: NodeJS.Signals | 0): boolean {
+  try {
+    return process.kill(pid, name)
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EPERM'
+  }
+}

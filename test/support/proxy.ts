@@ -1,0 +1,78 @@
+import { once } from 'node:events'
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
+import { cleanUp, type Scope } from './cleanup.ts'
+
+export type Proxy = {
+  /** The database's URL as seen through the proxy. */
+  url: string
+  /** Breaks every connection and refuses new ones: the database has stopped. */
+  cut: () => Promise<void>
+  /** Cuts as soon as a query that contains `text` comes by. */
+  cutAt: (text: string) => void
+  /** Keeps connections open but lets nothing through any more: the network has a hole. */
+  freeze: () => void
+  /** Lets everything through again, on the same port. */
+  restore: () => Promise<void>
+}
+
+/** A TCP proxy in front of a Postgres, with which a test takes the database away and gives it back. */
+export async function startProxy(scope: Scope, databaseUrl: string): Promise<Proxy> {
+  const target = new URL(databaseUrl)
+  const sockets = new Set<Socket>()
+  let frozen = false
+  let fatalText: string | undefined
+  const server = createServer((inside) => {
+    const outside = connect(Number(target.port), target.hostname)
+    inside.on('data', (chunk) => {
+      if (fatalText !== undefined && chunk.includes(fatalText)) void cut()
+    })
+    for (const [from, to] of [
+      [inside, outside],
+      [outside, inside],
+    ] as const) {
+      sockets.add(from)
+      from.on('data', (chunk) => void (frozen || to.write(chunk)))
+      from.on('error', () => to.destroy())
+      from.on('close', () => {
+        sockets.delete(from)
+        to.destroy()
+      })
+    }
+  })
+  const open = async (port: number) => {
+    server.listen(port, '127.0.0.1')
+    await once(server, 'listening')
+    return (server.address() as AddressInfo).port
+  }
+  const breakAll = () => {
+    for (const socket of sockets) socket.destroy()
+  }
+  const cut = async () => {
+    const closed = server.listening ? once(server, 'close') : undefined
+    server.close()
+    breakAll()
+    await closed
+  }
+  const port = await open(0)
+  cleanUp(scope, cut)
+  const url = new URL(databaseUrl)
+  url.port = String(port)
+  url.hostname = '127.0.0.1'
+  return {
+    url: url.href,
+    cut,
+    cutAt(text) {
+      fatalText = text
+    },
+    freeze() {
+      frozen = true
+    },
+    async restore() {
+      // What was swallowed is lost to these connections for ever: they cannot go on.
+      breakAll()
+      frozen = false
+      fatalText = undefined
+      if (!server.listening) await open(port)
+    },
+  }
+}

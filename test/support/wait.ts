@@ -1,0 +1,25 @@
+type Waiting = { timeoutMs?: number; intervalMs?: number; what?: string }
+
+/**
+ * Asks `condition` again and again until it answers something truthy, and returns that. What it throws (a failed
+ * assertion, say) counts as "not yet"; the last such error is the cause of the timeout's.
+ */
+export async function waitFor<T>(
+  condition: () => Promise<T> | T,
+  { timeoutMs = 15_000, intervalMs = 40, what = 'the condition' }: Waiting = {},
+): Promise<NonNullable<T>> {
+  const deadline = Date.now() + timeoutMs
+  let cause: unknown
+  do {
+    try {
+      const answer = await condition()
+      if (answer) return answer
+      cause = undefined
+    } catch (error) {
+      cause = error
+    }
+    await new Promise((resolve) => setTimeout(resolve, intervalMs))
+  } while (Date.now() < deadline)
+  const reason = cause instanceof Error ? `: ${cause.message}` : ''
+  throw new Error(`waited ${timeoutMs} ms for ${what}${reason}`, { cause })
+}
