@@ -115,7 +115,7 @@ begin
            when a.i is null then 'monthly_events' else 'accepted' end as verdict,
       case when s.fanout > s.most_fanout then jsonb_build_object('limit', s.most_fanout, 'current', s.fanout)
            when s.attempts >= s.most_attempts then jsonb_build_object('limit', s.most_attempts, 'current', s.attempts)
-           when a.i is null then jsonb_build_object('limit', s.most_events, 'current', u.count - f.n + f.nth - 1)
+           when a.i is null then jsonb_build_object('limit', s.most_events, 'current', greatest(u.count - f.n, least(u.count - f.n + f.nth - 1, s.most_events)))
            else coalesce(to_jsonb(d.delivery_ids), '[]') end as detail
     from sized s left join fitting f using (i) left join used u on u.tenant_id = s.tenant_id left join accepted a using (i)
     left join per_event d on d.event_id = ids[s.i]

@@ -30,6 +30,15 @@ export function openDb(url: string, options: { log: Log; name: string; max: numb
   })
 }
 
+/**
+ * The driver asks for the array types on every new connection, and nobody catches the failure of that query: a database
+ * lost at that moment would end the process. They are the same for the whole pool, so they are asked for once, here.
+ */
+export async function learnTypes(pool: Pool): Promise<void> {
+  await pool`select 1`
+  pool.options.fetch_types = false
+}
+
 const RETRYABLE = new Set(['40P01', '40001'])
 
 /** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization). */

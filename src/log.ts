@@ -21,6 +21,8 @@ export function createLog(level: string): Log {
         'api_key',
         '*.api_key',
         'payload',
+        // What pg hangs on its errors: the whole connection, its secrets included.
+        'err.client',
       ],
       censor: '***',
     },

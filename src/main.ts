@@ -48,7 +48,7 @@ async function main(): Promise<void> {
     if (!stopped.begun()) {
       log.fatal({ err: error }, 'service.failed')
       await releasers.releaseAll(log)
-      process.exitCode = 1
+      process.exit(1)
     }
   }
 }

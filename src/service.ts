@@ -1,6 +1,6 @@
 import { readFile } from 'node:fs/promises'
 import type { Config } from './config.ts'
-import { openDb, type Pool } from './db.ts'
+import { learnTypes, openDb, type Pool } from './db.ts'
 import { createSender } from './egress/send.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
@@ -55,6 +55,7 @@ export async function startService(options: {
     max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS),
   })
   releasers.add('database', () => pool.end({ timeout: 5 }))
+  await learnTypes(pool)
   await requireKeys(pool, secretBox)
 
   if (mode !== 'api') {
@@ -70,6 +71,7 @@ export async function startService(options: {
     })
     const claims = openDb(database.url, { log, name: `${mode} claims`, max: 1, durable: false })
     releasers.add('claims', () => claims.end({ timeout: 5 }))
+    await learnTypes(claims)
     const sender = createSender({
       allow: config.EGRESS_ALLOW,
       timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
@@ -115,6 +117,7 @@ export async function startService(options: {
     version,
     mode,
     baseUrl: () => config.BASE_URL ?? `http://localhost:${port}`,
+    headerPrefix: config.WEBHOOK_HEADER_PREFIX,
     rotationOverlapSeconds: config.ROTATION_OVERLAP_SECONDS,
     retentionDays: config.RETENTION_DAYS,
   })

@@ -52,7 +52,8 @@ type Row = {
 
 /**
  * Claims at most `max` due jobs and reads what they need, in two statements. Every sendable one is counted against its
- * tenant's month here, before it is sent, so that the quota holds however many workers claim at once.
+ * tenant's month here, before it is sent, so that the quota holds however many workers claim at once; what goes beyond it
+ * is not an attempt and is taken out again.
  */
 export async function claimDeliveries(
   pool: Pool,
@@ -95,7 +96,10 @@ export async function claimDeliveries(
     from found f join waybill.tenants t using (tenant_id) left join metered m using (tenant_id)`
   // Half the round trip went by before the database read its clock.
   const clockOffsetMs = rows[0] ? rows[0].now.getTime() - (asked + Date.now()) / 2 : 0
-  return sortOut(rows, clockOffsetMs)
+  const claimed = sortOut(rows, clockOffsetMs)
+  const refused = claimed.sendable.filter((claim) => !claim.withinQuota).map((claim) => claim.tenantId)
+  if (refused.length > 0) await refundAttempts(pool, refused)
+  return claimed
 }
 
 function sortOut(rows: Row[], clockOffsetMs: number): Claimed {

@@ -1,10 +1,10 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db, Pool } from '../db.ts'
+import type { Outcome } from '../egress/send.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES, settledIds } from '../queue.ts'
 import { createBatcher } from './batch.ts'
 import type { Claim } from './claim.ts'
 import type { Verdict } from './retry.ts'
-import type { Outcome } from '../egress/send.ts'
 
 /** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
 export type AttemptRecord =
@@ -116,7 +116,7 @@ async function store(sql: Db, results: Result[]): Promise<void> {
   const column = <T>(read: (result: Result) => T) => results.map(read)
   const ids = column(({ claim }) => claim.deliveryId).sort()
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
-  // The driver takes lists of times and booleans as text only.
+  // The driver takes lists of times as text only, and makes every text in a list of booleans false.
   const startedAt = ({ claim, outcome }: Result) =>
     outcome ? new Date(outcome.startedAt.getTime() + claim.clockOffsetMs).toISOString() : null
   await sql`
@@ -130,7 +130,7 @@ async function store(sql: Db, results: Result[]): Promise<void> {
         ${column(({ nextAttemptAt }) => nextAttemptAt?.toISOString() ?? null)}::timestamptz[], ${column(startedAt)}::timestamptz[],
         ${column(({ outcome }) => outcome?.durationMs ?? 0)}::int[], ${column(({ outcome }) => outcome?.statusCode ?? null)}::smallint[],
         ${column(({ outcome }) => outcome?.error ?? null)}::text[], ${column(({ outcome }) => outcome?.errorMessage ?? null)}::text[],
-        ${column(({ outcome }) => outcome?.responseBody ?? null)}::text[], ${column(({ outcome }) => String(outcome?.responseTruncated ?? false))}::boolean[]
+        ${column(({ outcome }) => outcome?.responseBody ?? null)}::text[], ${column(({ outcome }) => String(outcome?.responseTruncated ?? false))}::text[]::boolean[]
       ) as r (tenant_id, delivery_id, endpoint_id, url, attempt_number, recorded_attempts, old_status, status, reason,
               next_attempt_at, started_at, duration_ms, status_code, error, error_message, response_body, response_truncated)
     ), made as (

@@ -1,22 +1,22 @@
-import { randomUUID } from 'node:crypto'
 import { OpenAPIHono } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import type { Pool } from '../db.ts'
+import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
-import type { AddressRange } from '../flow/address.ts'
 import type { PublishRequest, PublishResult } from '../flow/publish.ts'
 import type { RateCounter } from '../flow/rate-limit.ts'
 import type { Log } from '../log.ts'
 import type { SecretBox } from '../secrets.ts'
+import { errorBody, requestIdOf, SECURITY_HEADERS } from './answer.ts'
 import type { Auth } from './auth.ts'
 import { mountDeliveries } from './deliveries.ts'
+import { mountDocs } from './docs.ts'
 import { mountEndpointHealth } from './endpoint-health.ts'
 import { mountEndpoints } from './endpoints.ts'
 import { mountEvents } from './events.ts'
 import { mountHealth } from './health.ts'
 import { mountLimits, type ServiceLimits } from './limits.ts'
 import { mountMetrics } from './metrics.ts'
-import { openApiDocument } from './openapi.ts'
 import { mountPublish } from './publish.ts'
 import { createRateLimit } from './rate.ts'
 import { mountRetention } from './retention.ts'
@@ -34,12 +34,14 @@ export type AppDeps = {
   version: string
   mode: 'all' | 'api' | 'worker'
   baseUrl: () => string
+  /** Of the outbound requests, for their description. */
+  headerPrefix: string
   limits: ServiceLimits
   rotationOverlapSeconds: number
   retentionDays: number
 }
 
-const SANE_REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/
+const EVERY_ANSWER = Object.entries(SECURITY_HEADERS)
 
 /** The HTTP application: every route in API modes, only health in worker mode. */
 export function createApp(deps: AppDeps): App {
@@ -50,10 +52,10 @@ export function createApp(deps: AppDeps): App {
 
   app.use(async (c, next) => {
     const started = performance.now()
-    const given = c.req.header('x-request-id')
-    const requestId = given !== undefined && SANE_REQUEST_ID.test(given) ? given : randomUUID()
+    const requestId = requestIdOf(c.req.header('x-request-id'))
     c.set('requestId', requestId)
     c.header('x-request-id', requestId)
+    for (const [name, value] of EVERY_ANSWER) c.header(name, value)
     await next()
     log.debug(
       {
@@ -94,12 +96,11 @@ export function createApp(deps: AppDeps): App {
     mountLimits(mount, { ...limits, pool: deps.pool, egressExemptions: deps.allow.map((range) => range.text) })
     mountTenants(mount, deps)
     mountRetention(mount, deps)
-    app.get('/openapi.json', (c) => c.json(openApiDocument(app, { version: deps.version, baseUrl: deps.baseUrl() })))
+    mountDocs(mount, app, () => ({ version: deps.version, baseUrl: deps.baseUrl(), headerPrefix: deps.headerPrefix }))
   }
   return app
 }
 
 function errorResponse(c: Context<Env>, error: AppError): Response {
-  const body = { ok: false, error: error.message, ...(error.details !== undefined && { details: error.details }) }
-  return c.json(body, error.status)
+  return c.json(errorBody(error), error.status)
 }

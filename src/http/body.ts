@@ -42,12 +42,18 @@ async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint
   if (declared > limitBytes) throw tooLarge(declared)
   const chunks: Uint8Array[] = []
   let size = 0
-  // Node's own stream where there is one: the web stream around it costs more than the rest of the request.
-  const body: AsyncIterable<Uint8Array> = c.env?.incoming ?? c.req.raw.body ?? []
-  for await (const chunk of body) {
-    size += chunk.length
-    if (size > limitBytes) throw tooLarge(size)
-    chunks.push(chunk)
+  // Node's own stream where there is one: the web stream around it costs more than the rest of the request. Leaving it
+  // early must not destroy it, for the socket would go with it and the answer be lost.
+  const body: AsyncIterable<Uint8Array> = c.env?.incoming?.iterator({ destroyOnReturn: false }) ?? c.req.raw.body ?? []
+  try {
+    for await (const chunk of body) {
+      size += chunk.length
+      if (size > limitBytes) throw tooLarge(size)
+      chunks.push(chunk)
+    }
+  } catch (error) {
+    if (error instanceof AppError) throw error
+    throw new AppError('invalid_json', 'the body ended early')
   }
   return chunks.length === 1 ? (chunks[0] as Uint8Array) : Buffer.concat(chunks)
 }

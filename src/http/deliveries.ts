@@ -6,19 +6,9 @@ import { firstId, UUID } from '../ids.ts'
 import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
+import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import {
-  answers,
-  attemptsQuery,
-  deliveriesQuery,
-  dlqQuery,
-  errorAnswers,
-  id,
-  listBody,
-  listOf,
-  TENANT_ERRORS,
-  timestamp,
-} from './schemas.ts'
+import { answers, attemptsQuery, deliveriesQuery, dlqQuery, id, listBody, listOf, timestamp } from './schemas.ts'
 
 const security = [{ apiKey: [] }]
 const deliveryPath = z.object({ delivery_id: id('delivery') })
@@ -30,6 +20,8 @@ const listDeliveries = createRoute({
   operationId: 'listDeliveries',
   tags: ['Deliveries'],
   summary: 'List deliveries',
+  description:
+    'Filters narrow together. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond.',
   security,
   request: { query: deliveriesQuery },
   responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
@@ -53,6 +45,7 @@ const getDelivery = createRoute({
   operationId: 'getDelivery',
   tags: ['Deliveries'],
   summary: 'Read a delivery',
+  description: 'What has become of one event at one endpoint.',
   security,
   request: { params: deliveryPath },
   responses: { 200: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
@@ -60,20 +53,25 @@ const getDelivery = createRoute({
 
 const attempt = z
   .object({
-    attempt_number: z.int(),
+    attempt_number: z.int().openapi({ description: 'From 1, over all replays.', example: 1 }),
     delivery_id: id('delivery'),
     endpoint_id: id('endpoint'),
-    url: z.string(),
-    status_code: z.int().nullable().openapi({ description: 'Null when there was no response.' }),
+    url: z.string().openapi({ example: 'https://hooks.example.com/waybill' }),
+    status_code: z.int().nullable().openapi({ description: 'Null when there was no response.', example: 503 }),
     error: z
       .string()
       .nullable()
-      .openapi({ description: 'Null on success, else the class of the failure.', example: 'timeout' }),
-    error_message: z.string().nullable(),
-    response_body: z.string().nullable().openapi({ description: 'At most 16 KiB.' }),
-    response_truncated: z.boolean(),
-    duration_ms: z.int(),
-    retry_state: z.enum(['succeeded', 'will_retry', 'exhausted']),
+      .openapi({ description: 'Null on success, else the class of the failure.', example: 'http_status' }),
+    error_message: z.string().nullable().openapi({ example: 'the receiver answered with a status other than 2xx' }),
+    response_body: z
+      .string()
+      .nullable()
+      .openapi({ description: 'At most 16 KiB; null when there was no response.', example: 'try later' }),
+    response_truncated: z.boolean().openapi({ example: false }),
+    duration_ms: z.int().openapi({ example: 87 }),
+    retry_state: z
+      .enum(['succeeded', 'will_retry', 'exhausted'])
+      .openapi({ description: '`exhausted`: the delivery was given up on with this attempt.', example: 'will_retry' }),
     next_attempt_at: timestamp.nullable(),
     started_at: timestamp,
   })
@@ -85,6 +83,8 @@ const listAttempts = createRoute({
   operationId: 'listAttempts',
   tags: ['Deliveries'],
   summary: 'List the attempts of a delivery',
+  description:
+    'Every request that was made, with the answer it got. One that a lost worker was making is listed with the error `worker_lost`.',
   security,
   request: { params: deliveryPath, query: attemptsQuery },
   responses: { 200: answers('Oldest first', listOf(attempt)), ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },

@@ -1,27 +1,37 @@
 import { z } from '@hono/zod-openapi'
 import type { Pool } from '../db.ts'
 import { madeAt } from '../ids.ts'
-import { deliveryStatus, id, timestamp } from './schemas.ts'
+import { deliveryStatus, eventType, id, ownTenant, timestamp } from './schemas.ts'
 
 export const deliveryRecord = z
   .object({
     delivery_id: id('delivery'),
-    tenant_id: z.string(),
+    tenant_id: ownTenant,
     event_id: id('event'),
     endpoint_id: id('endpoint'),
-    event_type: z.string(),
+    event_type: eventType,
     status: deliveryStatus,
-    attempt_count: z.int(),
-    next_attempt_at: timestamp
-      .nullable()
-      .openapi({ description: 'Null when none is planned: finished, being held, or being attempted now.' }),
+    attempt_count: z.int().openapi({ description: 'Over all replays.', example: 1 }),
+    next_attempt_at: timestamp.nullable().openapi({
+      description: 'Null when none is planned: finished, being held, or being attempted now.',
+      example: null,
+    }),
     last_attempt_at: timestamp.nullable(),
-    last_status_code: z.int().nullable().openapi({ description: 'Null when the last attempt got no response.' }),
-    last_error: z.string().nullable(),
+    last_status_code: z
+      .int()
+      .nullable()
+      .openapi({ description: 'Null when the last attempt got no response.', example: 200 }),
+    last_error: z
+      .string()
+      .nullable()
+      .openapi({ description: 'The class of the last attempt’s failure; null when it succeeded.', example: null }),
     dead_letter_reason: z
       .enum(['retries_exhausted', 'endpoint_gone', 'worker_lost', 'monthly_attempt_limit'])
       .nullable()
-      .openapi('DeadLetterReason'),
+      .openapi('DeadLetterReason', {
+        description: 'Why the delivery was given up on; null unless it was.',
+        example: null,
+      }),
     created_at: timestamp,
     updated_at: timestamp,
     completed_at: timestamp.nullable(),

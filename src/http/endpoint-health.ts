@@ -2,8 +2,9 @@ import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { UUID } from '../ids.ts'
+import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import { answers, errorAnswers, id, TENANT_ERRORS, timestamp } from './schemas.ts'
+import { answers, id, timestamp } from './schemas.ts'
 
 const WINDOW_HOURS = 24
 
@@ -15,6 +16,8 @@ const getEndpointHealth = createRoute({
   operationId: 'getEndpointHealth',
   tags: ['Endpoints'],
   summary: 'How an endpoint has been doing',
+  description:
+    'Rates over 24 hours; the last status codes and times however old they are; counts of what is there now.',
   security: [{ apiKey: [] }],
   request: { params: z.object({ endpoint_id: id('endpoint') }) },
   responses: {
@@ -25,12 +28,12 @@ const getEndpointHealth = createRoute({
           ok: z.literal(true),
           endpoint_id: id('endpoint'),
           window_hours: z.literal(WINDOW_HOURS),
-          attempts: z.int().openapi({ description: 'In the window: this hour and the 23 before it.' }),
-          success_rate: rate.openapi({ description: 'Of those attempts; null without any.' }),
-          failure_rate: rate,
+          attempts: z.int().openapi({ description: 'In the window: this hour and the 23 before it.', example: 40 }),
+          success_rate: rate.openapi({ description: 'Of those attempts; null without any.', example: 0.95 }),
+          failure_rate: rate.openapi({ example: 0.05 }),
           recent_status_codes: z
             .array(z.int().nullable())
-            .openapi({ description: 'The last 20, newest first; null for no response.' }),
+            .openapi({ description: 'The last 20, newest first; null for no response.', example: [200, 503, null] }),
           last_success_at: timestamp.nullable(),
           last_failure_at: timestamp.nullable(),
           pending_count: z.int().openapi({ description: 'Deliveries that are not finished.' }),

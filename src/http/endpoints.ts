@@ -1,160 +1,12 @@
-import { createRoute, z } from '@hono/zod-openapi'
 import type { Db, Pool } from '../db.ts'
+import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
-import type { AddressRange } from '../flow/address.ts'
-import { checkUrl } from '../flow/destination.ts'
 import { releaseDeliveries } from '../flow/hold.ts'
 import { madeAt, UUID } from '../ids.ts'
 import { makeSigningSecret, type SecretBox } from '../secrets.ts'
+import { endpointRoutes } from './endpoint-routes.ts'
 import type { Mount } from './route.ts'
-import {
-  answers,
-  endpointsQuery,
-  errorAnswers,
-  eventType,
-  id,
-  jsonBody,
-  listBody,
-  listOf,
-  TENANT_ERRORS,
-  timestamp,
-} from './schemas.ts'
-
-const security = [{ apiKey: [] }]
-
-const endpointRecord = z
-  .object({
-    endpoint_id: id('endpoint'),
-    tenant_id: z.string(),
-    url: z.string(),
-    description: z.string().nullable(),
-    subscribed_events: z.array(z.string()),
-    is_active: z
-      .boolean()
-      .openapi({ description: 'An inactive endpoint gets no new events; what waits for it waits.' }),
-    created_at: timestamp,
-    updated_at: timestamp,
-  })
-  .openapi('Endpoint')
-
-const ok = z.object({ ok: z.literal(true) })
-const signingSecret = z.string().openapi({
-  description: '`whsec_` and 32 bytes in base64. Shown here and never again.',
-  example: 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw',
-})
-
-/** The fields of an endpoint that a client writes; the URL rules need to know what the operator has exempted. */
-const writableFields = (allow: readonly AddressRange[]) => ({
-  url: z
-    .string()
-    .min(1, 'must not be empty')
-    .max(2048, 'must be at most 2048 characters')
-    .superRefine((url, ctx) => {
-      const problem = checkUrl(url, allow)
-      if (problem !== null) ctx.addIssue({ code: 'custom', message: problem, params: { error: 'invalid_url' } })
-    })
-    .openapi({ example: 'https://hooks.example.com/waybill' }),
-  description: z.string().max(500, 'must be at most 500 characters').nullable().optional(),
-  subscribed_events: z
-    .array(
-      z.union(
-        [z.literal('*'), eventType],
-        'must be * or words of A-Z a-z 0-9 _ - joined by dots, at most 128 characters',
-      ),
-    )
-    .min(1, 'must name at least 1 event type')
-    .max(100, 'must name at most 100 event types')
-    .openapi({ description: 'Event types, or `*` for all of them.', example: ['invoice.paid', 'invoice.voided'] }),
-})
-
-const endpointPath = z.object({ endpoint_id: id('endpoint') })
-
-const routes = (allow: readonly AddressRange[]) => ({
-  create: createRoute({
-    method: 'post',
-    path: '/v1/endpoints',
-    operationId: 'createEndpoint',
-    tags: ['Endpoints'],
-    summary: 'Register an endpoint',
-    security,
-    request: { body: jsonBody(z.strictObject(writableFields(allow))) },
-    responses: {
-      201: answers(
-        'The endpoint, with the only sight of its signing secret',
-        ok.extend(endpointRecord.shape).extend({ signing_secret: signingSecret }),
-      ),
-      ...errorAnswers(...TENANT_ERRORS, 'invalid_json', 'invalid_url', 'endpoint_count'),
-    },
-  }),
-  list: createRoute({
-    method: 'get',
-    path: '/v1/endpoints',
-    operationId: 'listEndpoints',
-    tags: ['Endpoints'],
-    summary: 'List endpoints',
-    security,
-    request: { query: endpointsQuery },
-    responses: { 200: answers('Newest first', listOf(endpointRecord)), ...errorAnswers(...TENANT_ERRORS) },
-  }),
-  get: createRoute({
-    method: 'get',
-    path: '/v1/endpoints/{endpoint_id}',
-    operationId: 'getEndpoint',
-    tags: ['Endpoints'],
-    summary: 'Read an endpoint',
-    security,
-    request: { params: endpointPath },
-    responses: {
-      200: answers('The endpoint', ok.extend(endpointRecord.shape)),
-      ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found'),
-    },
-  }),
-  patch: createRoute({
-    method: 'patch',
-    path: '/v1/endpoints/{endpoint_id}',
-    operationId: 'updateEndpoint',
-    tags: ['Endpoints'],
-    summary: 'Change an endpoint',
-    description: 'What waits for the endpoint is sent as it is then: to its new URL, and only while it is active.',
-    security,
-    request: {
-      params: endpointPath,
-      body: jsonBody(
-        z
-          .strictObject({ ...writableFields(allow), is_active: z.boolean() })
-          .partial()
-          .refine(
-            (fields) => Object.values(fields).some((value) => value !== undefined),
-            'must change at least one field',
-          ),
-      ),
-    },
-    responses: {
-      200: answers('The endpoint as it is now', ok.extend(endpointRecord.shape)),
-      ...errorAnswers(...TENANT_ERRORS, 'invalid_json', 'invalid_url', 'endpoint_not_found'),
-    },
-  }),
-  rotate: createRoute({
-    method: 'post',
-    path: '/v1/endpoints/{endpoint_id}/rotate-secret',
-    operationId: 'rotateSecret',
-    tags: ['Endpoints'],
-    summary: 'Rotate the signing secret',
-    description:
-      'Until `previous_secret_expires_at` every request carries two signatures, of the new and of the old secret.',
-    security,
-    request: { params: endpointPath },
-    responses: {
-      200: answers(
-        'The endpoint, with the only sight of its new signing secret',
-        ok
-          .extend(endpointRecord.shape)
-          .extend({ signing_secret: signingSecret, previous_secret_expires_at: timestamp }),
-      ),
-      ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found'),
-    },
-  }),
-})
+import { listBody } from './schemas.ts'
 
 type EndpointRow = {
   endpoint_id: string
@@ -182,7 +34,7 @@ export function mountEndpoints(
   },
 ): void {
   const { pool, secretBox } = deps
-  const route = routes(deps.allow)
+  const route = endpointRoutes(deps.allow)
   const notFound = () => new AppError('endpoint_not_found')
 
   /** The id as it is stored, or 404: an id that is no UUID belongs to nothing. */

@@ -3,13 +3,9 @@ import type { Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { madeAt, UUID } from '../ids.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
+import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import { answers, errorAnswers, id, listBody, listOf, pageQuery, TENANT_ERRORS, timestamp } from './schemas.ts'
-
-const payload = z.record(z.string(), z.unknown()).openapi({
-  description: 'A JSON object. Its text is kept and delivered as it was sent: key order and number spellings included.',
-  example: { invoice_id: 'inv_1', amount: 4200 },
-})
+import { answers, eventType, id, listBody, listOf, ownTenant, pageQuery, payload, timestamp } from './schemas.ts'
 
 const eventPath = z.object({ event_id: id('event') })
 
@@ -19,6 +15,7 @@ const getEvent = createRoute({
   operationId: 'getEvent',
   tags: ['Events'],
   summary: 'Read an event',
+  description: 'The payload comes back as it was published: key order and number spellings included.',
   security: [{ apiKey: [] }],
   request: { params: eventPath },
   responses: {
@@ -28,11 +25,11 @@ const getEvent = createRoute({
         .object({
           ok: z.literal(true),
           event_id: id('event'),
-          tenant_id: z.string(),
-          event_type: z.string(),
+          tenant_id: ownTenant,
+          event_type: eventType,
           payload,
-          idempotency_key: z.string().nullable(),
-          delivery_count: z.int(),
+          idempotency_key: z.string().nullable().openapi({ example: 'inv_1-paid' }),
+          delivery_count: z.int().openapi({ example: 1 }),
           created_at: timestamp,
         })
         .openapi('Event'),
@@ -47,6 +44,7 @@ const listEventDeliveries = createRoute({
   operationId: 'listEventDeliveries',
   tags: ['Events'],
   summary: 'List the deliveries of an event',
+  description: 'One for each endpoint that was active and subscribed when the event was published.',
   security: [{ apiKey: [] }],
   request: { params: eventPath, query: pageQuery },
   responses: {

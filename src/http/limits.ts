@@ -3,13 +3,18 @@ import type { Pool } from '../db.ts'
 import type { RateAction } from '../flow/rate-limit.ts'
 import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
+import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimits } from './rate.ts'
 import type { Mount } from './route.ts'
-import { answers, errorAnswers, TENANT_ERRORS, timestamp } from './schemas.ts'
+import { answers, timestamp } from './schemas.ts'
 
 const security = [{ apiKey: [] }]
 const hardLimits = z
-  .object({ max_endpoints: z.int(), max_fanout_endpoints: z.int(), max_payload_bytes: z.int() })
+  .object({
+    max_endpoints: z.int().openapi({ example: 100 }),
+    max_fanout_endpoints: z.int().openapi({ example: 100 }),
+    max_payload_bytes: z.int().openapi({ example: 262_144 }),
+  })
   .openapi('HardLimits')
 
 const getUsage = createRoute({
@@ -18,6 +23,8 @@ const getUsage = createRoute({
   operationId: 'getCurrentUsage',
   tags: ['Usage'],
   summary: 'What the tenant has used this month',
+  description:
+    'Counted by the transactions that accept events and start attempts. What a limit refused is not counted.',
   security,
   responses: {
     200: answers(
@@ -28,8 +35,10 @@ const getUsage = createRoute({
           month: z.string().openapi({ example: '2026-11' }),
           period_start: timestamp,
           period_end: timestamp.openapi({ description: 'Exclusive.' }),
-          events_count: z.int(),
-          attempts_count: z.int(),
+          events_count: z.int().openapi({ example: 1200 }),
+          attempts_count: z
+            .int()
+            .openapi({ description: 'Attempts that were started, and those that are about to be.', example: 1310 }),
         })
         .openapi('Usage'),
     ),
@@ -43,19 +52,30 @@ const getLimits = createRoute({
   operationId: 'getUsageLimits',
   tags: ['Usage'],
   summary: 'The tenant’s monthly and hard limits',
+  description: 'The service’s own, or what the operator has set for this tenant.',
   security,
   responses: {
     200: answers(
       'The limits that hold for this tenant',
       z
-        .object({ ok: z.literal(true), monthly: z.object({ events: z.int(), attempts: z.int() }), hard: hardLimits })
+        .object({
+          ok: z.literal(true),
+          monthly: z.object({
+            events: z.int().openapi({ example: 1_000_000 }),
+            attempts: z.int().openapi({ example: 5_000_000 }),
+          }),
+          hard: hardLimits,
+        })
         .openapi('UsageLimits'),
     ),
     ...errorAnswers(...TENANT_ERRORS),
   },
 })
 
-const rateOf = z.object({ limit: z.int().openapi({ description: '0: no limit.' }), window_seconds: z.int() })
+const rateOf = z.object({
+  limit: z.int().openapi({ description: '0: no limit.', example: 600 }),
+  window_seconds: z.int().openapi({ example: 60 }),
+})
 
 const getSafety = createRoute({
   method: 'get',
@@ -63,6 +83,7 @@ const getSafety = createRoute({
   operationId: 'getSafetyLimits',
   tags: ['Usage'],
   summary: 'Rate limits, hard limits and active protections',
+  description: 'What keeps one tenant from harming others, and receivers from harming the service.',
   security,
   responses: {
     200: answers(

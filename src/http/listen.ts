@@ -1,5 +1,9 @@
-import type { Server } from 'node:http'
-import { serve } from '@hono/node-server'
+import { createServer, type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http'
+import type { Socket } from 'node:net'
+import type { Duplex } from 'node:stream'
+import { getRequestListener, RequestError } from '@hono/node-server'
+import { AppError } from '../errors.ts'
+import { errorBody, requestIdOf, SECURITY_HEADERS } from './answer.ts'
 import type { App } from './route.ts'
 
 export type Listening = {
@@ -8,17 +12,58 @@ export type Listening = {
   close: () => Promise<void>
 }
 
+const HEADERS_MS = 10_000
+const REQUEST_MS = 30_000
+/** Longer than the minute for which load balancers keep idle connections, so that they, not we, close them. */
+const KEEP_ALIVE_MS = 65_000
+/** How often Node looks for requests that are late; its own 30 s would let a header take 40. */
+const LATE_CHECK_MS = 2000
+
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
-  const server = await new Promise<Server>((resolve, reject) => {
-    const opening = serve({ fetch: app.fetch, hostname, port }, () => resolve(opening)) as Server
-    opening.once('error', reject)
+  const answer = getRequestListener(app.fetch, {
+    // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
+    hostname: 'localhost',
+    errorHandler(error) {
+      if (!(error instanceof RequestError)) throw error
+      return refusal(400, 'the request target or the Host header is not valid').response()
+    },
   })
-  // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
-  server.on('request', (_request, response) => {
+  const onRequest = (request: IncomingMessage, response: ServerResponse) => {
+    // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
     if (draining) response.setHeader('connection', 'close')
+    // An answer that had begun before then leaves its connection open.
+    response.once('close', () => setImmediate(() => draining && server.closeIdleConnections()))
+    if (request.headers.host === undefined && request.httpVersionMinor > 0) {
+      refusal(400, 'must carry a Host header').end(request.socket)
+    } else void answer(request, response)
+  }
+  const server = createServer(
+    {
+      headersTimeout: HEADERS_MS,
+      requestTimeout: REQUEST_MS,
+      keepAliveTimeout: KEEP_ALIVE_MS,
+      connectionsCheckingInterval: LATE_CHECK_MS,
+      // Node would answer without a body.
+      requireHostHeader: false,
+    },
+    onRequest,
+  )
+  // An expectation other than 100-continue is one that we need not meet (RFC 9110, 10.1.1).
+  server.on('checkExpectation', onRequest)
+  server.on('connect', (_request: IncomingMessage, socket: Duplex) => refusal(404, null).end(socket))
+  server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) => {
+    if (error.code === 'ECONNRESET' || !socket.writable || isAnswering(socket)) socket.destroy()
+    else if (error.code === 'HPE_HEADER_OVERFLOW') refusal(431, 'the headers must be at most 16 KiB in all').end(socket)
+    else if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') refusal(408, 'the request took too long to arrive').end(socket)
+    else refusal(400, 'is not valid HTTP').end(socket)
   })
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', reject)
+    server.listen(port, hostname, () => resolve())
+  })
+  server.removeAllListeners('error')
   const address = server.address()
   return {
     port: typeof address === 'object' && address !== null ? address.port : port,
@@ -28,5 +73,31 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
         server.close(() => resolve())
         server.closeIdleConnections()
       }),
+  }
+}
+
+/** Whether part of an answer is on its way already: a second one would be read as its continuation. */
+function isAnswering(socket: Duplex): boolean {
+  const { _httpMessage: message } = socket as Socket & { _httpMessage?: ServerResponse }
+  return message?.headersSent === true
+}
+
+/** An answer to what never became a request of the application. `message` is null for 404. */
+function refusal(status: 400 | 404 | 408 | 431, message: string | null) {
+  const error = message === null ? new AppError('not_found') : new AppError('invalid_request', [{ path: '', message }])
+  const body = JSON.stringify(errorBody(error))
+  const headers = {
+    ...SECURITY_HEADERS,
+    'content-type': 'application/json',
+    'content-length': String(Buffer.byteLength(body)),
+    'x-request-id': requestIdOf(undefined),
+    connection: 'close',
+  }
+  return {
+    response: () => new Response(body, { status, headers }),
+    end(socket: Duplex) {
+      const head = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`)
+      socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${head.join('')}\r\n${body}`)
+    },
   }
 }

@@ -1,7 +1,8 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db.ts'
+import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import { answers, errorAnswers, TENANT_ERRORS } from './schemas.ts'
+import { answers } from './schemas.ts'
 
 const count = z.int()
 
@@ -21,12 +22,10 @@ const getMetrics = createRoute({
         .object({
           ok: z.literal(true),
           deliveries_by_status: z.object({ pending: count, retrying: count, delivered: count, dead_lettered: count }),
-          attempts_by_status_code: z
-            .record(z.string(), count)
-            .openapi({
-              description: 'Keys are status codes; `none` for no response.',
-              example: { '200': 41, '503': 2, none: 1 },
-            }),
+          attempts_by_status_code: z.record(z.string(), count).openapi({
+            description: 'Keys are status codes; `none` for no response.',
+            example: { '200': 41, '503': 2, none: 1 },
+          }),
           dead_letter_count: count,
           retry_count: count.openapi({ description: 'Attempts that were not the first of their delivery.' }),
           endpoint_counts: z.object({ total: count, active: count, inactive: count }),

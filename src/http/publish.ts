@@ -6,16 +6,22 @@ import { sliceMember } from '../json.ts'
 import type { Log } from '../log.ts'
 import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
+import { BODY_ERRORS, errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimit } from './rate.ts'
 import type { Env, Mount } from './route.ts'
-import { answers, errorAnswers, eventType, id, jsonBody, TENANT_ERRORS } from './schemas.ts'
+import { answers, eventType, id, jsonBody, ownTenant } from './schemas.ts'
 
 const publishBody = z.strictObject({
   event_type: eventType,
   // Only its kind is checked: what is stored is the text itself, and copying the value would lose parts of it.
   payload: z
     .custom((value) => typeof value === 'object' && value !== null && !Array.isArray(value), 'must be a JSON object')
-    .openapi({ type: 'object' })
+    .openapi({
+      type: 'object',
+      additionalProperties: true,
+      description: 'A JSON object; its text is stored and delivered as it is.',
+      example: { invoice_id: 'inv_1', amount: 4200 },
+    })
     .pipe(z.any()),
 })
 
@@ -23,10 +29,13 @@ const published = z
   .object({
     ok: z.literal(true),
     event_id: id('event'),
-    tenant_id: z.string(),
-    idempotency_key: z.string().nullable(),
-    endpoint_count: z.int().openapi({ description: 'Active endpoints that subscribed to the event type.' }),
-    queued_delivery_count: z.int(),
+    tenant_id: ownTenant,
+    idempotency_key: z
+      .string()
+      .nullable()
+      .openapi({ description: 'As sent; null when none was.', example: 'inv_1-paid' }),
+    endpoint_count: z.int().openapi({ description: 'Active endpoints that subscribed to the event type.', example: 1 }),
+    queued_delivery_count: z.int().openapi({ example: 1 }),
     delivery_ids: z.array(id('delivery')),
   })
   .openapi('Published')
@@ -49,6 +58,7 @@ const publishEvent = createRoute({
         .openapi({
           description:
             'Makes repeating a publish safe: the same key and event answer with the first event, another event with 409.',
+          example: 'inv_1-paid',
         }),
     }),
     body: jsonBody(publishBody),
@@ -59,15 +69,7 @@ const publishEvent = createRoute({
       ...answers('The first answer again: the key and the event are the same', published),
       headers: z.object({ 'Idempotent-Replayed': z.literal('true') }),
     },
-    ...errorAnswers(
-      ...TENANT_ERRORS,
-      'invalid_json',
-      'payload_too_large',
-      'key_reused',
-      'monthly_events',
-      'monthly_attempts',
-      'fanout',
-    ),
+    ...errorAnswers(...TENANT_ERRORS, ...BODY_ERRORS, 'key_reused', 'monthly_events', 'monthly_attempts', 'fanout'),
   },
 })
 

@@ -2,8 +2,9 @@ import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db.ts'
 import { runRetention } from '../flow/retention.ts'
 import type { Log } from '../log.ts'
+import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import { ADMIN_ERRORS, answers, errorAnswers, jsonBody, timestamp } from './schemas.ts'
+import { answers, jsonBody, timestamp } from './schemas.ts'
 
 const count = z.int()
 
@@ -37,7 +38,7 @@ const runNow = createRoute({
         })
         .openapi('RetentionRun'),
     ),
-    ...errorAnswers(...ADMIN_ERRORS),
+    ...errorAnswers(...ADMIN_ERRORS, ...BODY_ERRORS),
   },
 })
 

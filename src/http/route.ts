@@ -97,21 +97,40 @@ async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPa
     return undefined
   }
   const input = {
-    params: parse(params, c.req.param(), ''),
-    query: parse(query, singleValues(c.req.queries()), ''),
-    headers: parse(headers, c.req.header(), ''),
+    params: parse(params, params && c.req.param(), ''),
+    query: parse(query, query && readQuery(c), ''),
+    headers: parse(headers, headers && readHeaders(c, headers as z.ZodObject), ''),
   }
   const content = body?.content['application/json']
   const schema = content && 'schema' in content ? content.schema : undefined
-  const json = schema === undefined ? undefined : await readJson(c, maxPayloadBytes)
+  const json = schema && (await readJson(c, maxPayloadBytes).catch((error) => void problems.push(...problemsOf(error))))
   const parsedBody = json && parse(schema, json.value, '')
   if (problems.length > 0) throw refusal(problems)
   return { ...input, body: parsedBody, text: json?.text ?? '' } as Input<R>
 }
 
+/** What an unreadable body is to blame for, to be reported with the rest; what is not a mistake in the request is thrown on. */
+function problemsOf(error: unknown): FieldProblem[] {
+  if (error instanceof AppError && error.code === 'invalid_request') return error.details as FieldProblem[]
+  throw error
+}
+
 /** A parameter that is given twice is kept as a list, which no schema of ours accepts. */
-const singleValues = (queries: Record<string, string[]>) =>
-  Object.fromEntries(Object.entries(queries).map(([name, values]) => [name, values.length === 1 ? values[0] : values]))
+function readQuery(c: Context<Env>): Record<string, string | string[]> {
+  const { searchParams } = new URL(c.req.url)
+  const names = [...new Set(searchParams.keys())]
+  // fromEntries makes an own property of any name, `__proto__` too.
+  return Object.fromEntries(
+    names.map((name) => {
+      const values = searchParams.getAll(name)
+      return [name, values.length === 1 ? (values[0] as string) : values]
+    }),
+  )
+}
+
+/** The headers that the schema names: the others are not ours to judge, and reading all of them takes time. */
+const readHeaders = (c: Context<Env>, schema: z.ZodObject) =>
+  Object.fromEntries(Object.keys(schema.shape).map((name) => [name, c.req.header(name)]))
 
 /** A schema can raise an error of its own with `params: { error }` (the URL rules do), else it is an invalid request. */
 function refusal(problems: (FieldProblem & { error?: 'invalid_url' })[]): AppError {

@@ -1,5 +1,4 @@
 import { z } from '@hono/zod-openapi'
-import { ERRORS, type ErrorCode } from '../errors.ts'
 import { UUID } from '../ids.ts'
 
 /** The schemas that several routes share. What a field means is said here once, for the OpenAPI document and its readers. */
@@ -17,6 +16,23 @@ export const tenantId = z
   .string()
   .regex(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/, 'must be 1 to 64 of A-Z a-z 0-9 . _ - and start with a letter or digit')
   .openapi({ example: 'acme' })
+
+/** Free text of `min` to `max` characters (code points, as JSON Schema counts them) that Postgres and UTF-8 can hold. */
+export const text = (min: number, max: number) =>
+  z
+    .string()
+    .refine((value) => value.length >= min, `must be at least ${min} characters`)
+    .refine((value) => value.length <= max || [...value].length <= max, `must be at most ${max} characters`)
+    .refine((value) => value.isWellFormed() && !value.includes('\0'), 'must not contain NUL or half a surrogate pair')
+    .openapi({ minLength: min, maxLength: max })
+
+/** The tenant that a record belongs to. */
+export const ownTenant = z.string().openapi({ example: 'acme' })
+
+export const payload = z.record(z.string(), z.unknown()).openapi({
+  description: 'A JSON object. Its text is kept and delivered as it was sent: key order and number spellings included.',
+  example: { invoice_id: 'inv_1', amount: 4200 },
+})
 
 export const eventType = z
   .string()
@@ -130,13 +146,13 @@ export const listOf = <Item extends z.ZodType>(item: Item) =>
   z.object({
     ok: z.literal(true),
     data: z.array(item),
-    limit: z.int(),
+    limit: z.int().openapi({ example: 50 }),
     offset: z.int(),
-    has_more: z.boolean(),
+    has_more: z.boolean().openapi({ example: false }),
     next_cursor: z
       .string()
       .nullable()
-      .openapi({ description: 'Give it as `cursor` for the next page; null on the last one.' }),
+      .openapi({ description: 'Give it as `cursor` for the next page; null on the last one.', example: null }),
   })
 
 /** The body of a list: `rows` holds up to one more than the page, which says whether there are more. */
@@ -158,37 +174,11 @@ export function listBody<Row, Item>(
   }
 }
 
-const errorBody = z
-  .object({
-    ok: z.literal(false),
-    error: z.string().openapi({ description: 'What went wrong; these strings do not change.' }),
-    details: z.unknown().optional().openapi({
-      description: 'A string, object or array that depends on the error; absent where there is nothing to add.',
-    }),
-  })
-  .openapi('Error')
-
 const json = <Schema extends z.ZodType>(schema: Schema) => ({ 'application/json': { schema } })
 
 export const answers = <Schema extends z.ZodType>(description: string, schema: Schema) => ({
   description,
   content: json(schema),
 })
-
-/** The error responses of a route, by status, from the errors it can answer with. */
-export function errorAnswers(...codes: ErrorCode[]) {
-  const all: ErrorCode[] = [...codes, 'internal']
-  const statuses = [...new Set(all.map((code) => ERRORS[code][0]))]
-  return Object.fromEntries(
-    statuses.map((status) => {
-      const texts = all.filter((code) => ERRORS[code][0] === status).map((code) => `\`${ERRORS[code][1]}\``)
-      return [status, { description: texts.join(', '), content: json(errorBody) }]
-    }),
-  )
-}
-
-/** What any tenant route can answer with. */
-export const TENANT_ERRORS = ['missing_token', 'invalid_api_key', 'rate_limited', 'invalid_request'] as const
-export const ADMIN_ERRORS = ['missing_token', 'invalid_admin_key', 'invalid_request', 'invalid_json'] as const
 
 export const jsonBody = <Schema extends z.ZodType>(schema: Schema) => ({ required: true, content: json(schema) })

@@ -4,8 +4,9 @@ import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { hashApiKey, makeApiKey } from '../secrets.ts'
 import type { TenantLimits } from './auth.ts'
+import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import { ADMIN_ERRORS, answers, errorAnswers, id, jsonBody, tenantId, timestamp } from './schemas.ts'
+import { answers, id, jsonBody, ownTenant, tenantId, text, timestamp } from './schemas.ts'
 
 const count = z.int('must be a whole number').min(0, 'must be at least 0').max(Number.MAX_SAFE_INTEGER)
 const tenantLimits = z
@@ -21,6 +22,7 @@ const tenantLimits = z
   })
   .partial()
   .openapi('TenantLimits', {
+    example: { monthly_events: 2_000_000 },
     description: 'What this tenant may do beyond or below the service’s own limits; absent ones are the service’s.',
   })
 
@@ -42,6 +44,7 @@ const putTenant = createRoute({
   operationId: 'putTenant',
   tags: ['Admin'],
   summary: 'Create or update a tenant',
+  description: 'By `tenant_id`: a new one is created, a known one gets the slug and, if given, the limits.',
   security: [{ adminKey: [] }],
   request: { body: jsonBody(tenantBody) },
   responses: {
@@ -49,15 +52,15 @@ const putTenant = createRoute({
       'The tenant as it is now',
       z.object({
         ok: z.literal(true),
-        tenant_id: z.string(),
-        tenant_slug: z.string(),
+        tenant_id: ownTenant,
+        tenant_slug: z.string().openapi({ example: 'acme-inc' }),
         limits: tenantLimits,
         created: z.boolean().openapi({ description: 'True when the tenant is new.' }),
         created_at: timestamp,
         updated_at: timestamp,
       }),
     ),
-    ...errorAnswers(...ADMIN_ERRORS, 'slug_taken'),
+    ...errorAnswers(...ADMIN_ERRORS, ...BODY_ERRORS, 'slug_taken'),
   },
 })
 
@@ -73,7 +76,7 @@ const createApiKey = createRoute({
     body: jsonBody(
       z.strictObject({
         tenant_id: tenantId,
-        name: z.string().min(1, 'must not be empty').max(100, 'must be at most 100 characters'),
+        name: text(1, 100).openapi({ description: 'A label for the key.', example: 'Billing service' }),
       }),
     ),
   },
@@ -83,13 +86,16 @@ const createApiKey = createRoute({
       z.object({
         ok: z.literal(true),
         api_key_id: id('API key'),
-        tenant_id: z.string(),
-        name: z.string(),
-        api_key: z.string().openapi({ description: '`wb_live_` and 43 base64url characters.', example: 'wb_live_…' }),
+        tenant_id: ownTenant,
+        name: z.string().openapi({ example: 'Billing service' }),
+        api_key: z.string().openapi({
+          description: '`wb_live_` and 43 base64url characters.',
+          example: 'wb_live_EXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLE',
+        }),
         created_at: timestamp,
       }),
     ),
-    ...errorAnswers(...ADMIN_ERRORS, 'tenant_not_found'),
+    ...errorAnswers(...ADMIN_ERRORS, ...BODY_ERRORS, 'tenant_not_found'),
   },
 })
 

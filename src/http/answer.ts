@@ -1,0 +1,27 @@
+import { randomUUID } from 'node:crypto'
+import type { AppError } from '../errors.ts'
+
+/**
+ * What every answer carries, whoever writes it. Nothing here is a page, so nothing may be loaded, framed or sniffed; no
+ * answer is kept by a cache, because most hold a tenant's data and some a secret. There is no CORS header on purpose: keys
+ * are for servers.
+ */
+export const SECURITY_HEADERS = {
+  'cache-control': 'no-store',
+  'content-security-policy': "default-src 'none'; frame-ancestors 'none'",
+  'referrer-policy': 'no-referrer',
+  'x-content-type-options': 'nosniff',
+} as const
+
+const SANE_REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/
+
+/** The id of a request: the client's own when it is sane, else a new one. */
+export const requestIdOf = (given: string | undefined): string =>
+  given !== undefined && SANE_REQUEST_ID.test(given) ? given : randomUUID()
+
+/** An error as the client sees it. */
+export const errorBody = (error: AppError) => ({
+  ok: false,
+  error: error.message,
+  ...(error.details !== undefined && { details: error.details }),
+})

@@ -1,0 +1,149 @@
+import { createRoute, z } from '@hono/zod-openapi'
+import type { AddressRange } from '../egress/address.ts'
+import { checkUrl } from '../egress/destination.ts'
+import { BODY_ERRORS, errorAnswers, TENANT_ERRORS } from './error-answers.ts'
+import { answers, endpointsQuery, eventType, id, jsonBody, listOf, ownTenant, text, timestamp } from './schemas.ts'
+
+const security = [{ apiKey: [] }]
+
+const URL_EXAMPLE = 'https://hooks.example.com/waybill'
+
+const endpointRecord = z
+  .object({
+    endpoint_id: id('endpoint'),
+    tenant_id: ownTenant,
+    url: z.string().openapi({ example: URL_EXAMPLE }),
+    description: z.string().nullable().openapi({ example: 'Billing' }),
+    subscribed_events: z.array(z.string()).openapi({ example: ['invoice.paid'] }),
+    is_active: z
+      .boolean()
+      .openapi({ description: 'An inactive endpoint gets no new events; what waits for it waits.' }),
+    created_at: timestamp,
+    updated_at: timestamp,
+  })
+  .openapi('Endpoint')
+
+const ok = z.object({ ok: z.literal(true) })
+const signingSecret = z.string().openapi({
+  description: '`whsec_` and 32 bytes in base64. Shown here and never again.',
+  example: 'whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD2gMN/example=',
+})
+
+/** The fields of an endpoint that a client writes. */
+const writableFields = (allow: readonly AddressRange[]) => ({
+  url: z
+    .string()
+    .min(1, 'must not be empty')
+    .max(2048, 'must be at most 2048 characters')
+    .refine((url) => url.isWellFormed(), 'must not contain half a surrogate pair')
+    .superRefine((url, ctx) => {
+      const problem = checkUrl(url, allow)
+      if (problem !== null) ctx.addIssue({ code: 'custom', message: problem, params: { error: 'invalid_url' } })
+    })
+    .openapi({ example: URL_EXAMPLE }),
+  description: text(0, 500).nullable().optional().openapi({ description: 'A label of your own.', example: 'Billing' }),
+  subscribed_events: z
+    .array(
+      z.union(
+        [z.literal('*'), eventType],
+        'must be * or words of A-Z a-z 0-9 _ - joined by dots, at most 128 characters',
+      ),
+    )
+    .min(1, 'must name at least 1 event type')
+    .max(100, 'must name at most 100 event types')
+    .openapi({ description: 'Event types, or `*` for all of them.', example: ['invoice.paid', 'invoice.voided'] }),
+})
+
+const endpointPath = z.object({ endpoint_id: id('endpoint') })
+
+/** The routes of endpoints; the URL rules need to know what the operator has exempted. */
+export const endpointRoutes = (allow: readonly AddressRange[]) => ({
+  create: createRoute({
+    method: 'post',
+    path: '/v1/endpoints',
+    operationId: 'createEndpoint',
+    tags: ['Endpoints'],
+    summary: 'Register an endpoint',
+    description:
+      'The host may not be, or resolve to, this machine, a private, link-local or otherwise special network, or a cloud metadata service: its name is judged here, its addresses at every attempt.',
+    security,
+    request: { body: jsonBody(z.strictObject(writableFields(allow))) },
+    responses: {
+      201: answers(
+        'The endpoint, with the only sight of its signing secret',
+        ok.extend(endpointRecord.shape).extend({ signing_secret: signingSecret }),
+      ),
+      ...errorAnswers(...TENANT_ERRORS, ...BODY_ERRORS, 'invalid_url', 'endpoint_count'),
+    },
+  }),
+  list: createRoute({
+    method: 'get',
+    path: '/v1/endpoints',
+    operationId: 'listEndpoints',
+    tags: ['Endpoints'],
+    summary: 'List endpoints',
+    description: 'Without their signing secrets.',
+    security,
+    request: { query: endpointsQuery },
+    responses: { 200: answers('Newest first', listOf(endpointRecord)), ...errorAnswers(...TENANT_ERRORS) },
+  }),
+  get: createRoute({
+    method: 'get',
+    path: '/v1/endpoints/{endpoint_id}',
+    operationId: 'getEndpoint',
+    tags: ['Endpoints'],
+    summary: 'Read an endpoint',
+    description: 'Without its signing secret, which only creating and rotating show.',
+    security,
+    request: { params: endpointPath },
+    responses: {
+      200: answers('The endpoint', ok.extend(endpointRecord.shape)),
+      ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found'),
+    },
+  }),
+  patch: createRoute({
+    method: 'patch',
+    path: '/v1/endpoints/{endpoint_id}',
+    operationId: 'updateEndpoint',
+    tags: ['Endpoints'],
+    summary: 'Change an endpoint',
+    description: 'What waits for the endpoint is sent as it is then: to its new URL, and only while it is active.',
+    security,
+    request: {
+      params: endpointPath,
+      body: jsonBody(
+        z
+          .strictObject({ ...writableFields(allow), is_active: z.boolean() })
+          .partial()
+          .refine(
+            (fields) => Object.values(fields).some((value) => value !== undefined),
+            'must change at least one field',
+          ),
+      ),
+    },
+    responses: {
+      200: answers('The endpoint as it is now', ok.extend(endpointRecord.shape)),
+      ...errorAnswers(...TENANT_ERRORS, ...BODY_ERRORS, 'invalid_url', 'endpoint_not_found'),
+    },
+  }),
+  rotate: createRoute({
+    method: 'post',
+    path: '/v1/endpoints/{endpoint_id}/rotate-secret',
+    operationId: 'rotateSecret',
+    tags: ['Endpoints'],
+    summary: 'Rotate the signing secret',
+    description:
+      'Until `previous_secret_expires_at` every request carries two signatures, of the new and of the old secret.',
+    security,
+    request: { params: endpointPath },
+    responses: {
+      200: answers(
+        'The endpoint, with the only sight of its new signing secret',
+        ok
+          .extend(endpointRecord.shape)
+          .extend({ signing_secret: signingSecret, previous_secret_expires_at: timestamp }),
+      ),
+      ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found'),
+    },
+  }),
+})

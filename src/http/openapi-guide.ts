@@ -1,0 +1,54 @@
+import { errorTable } from './error-answers.ts'
+
+export const TAGS = [
+  { name: 'Events', description: 'Publishing, and reading what was published.' },
+  {
+    name: 'Endpoints',
+    description: 'Where events go: a URL, the event types it subscribes to, and the secret that signs its requests.',
+  },
+  {
+    name: 'Deliveries',
+    description:
+      'One delivery per event and subscribed endpoint; each request made for it is an attempt, kept with the answer it got.',
+  },
+  { name: 'Metrics', description: 'What happens in a tenant, summed up.' },
+  { name: 'Usage', description: 'What a tenant has used, and the limits it is held to.' },
+  { name: 'Admin', description: 'For the operator, with the admin key: tenants, their API keys, retention.' },
+  { name: 'Service', description: 'Health and this document; no key needed.' },
+  { name: 'Webhooks', description: 'The requests that endpoints receive.' },
+]
+
+/** What holds for all routes, and every error: the description of the OpenAPI document. `prefix` is the outbound headers'. */
+export const guide = (prefix: string) =>
+  `
+Webhook delivery: publish an event once, and every subscribed endpoint gets it signed, retried and accounted for.
+
+## Keys
+\`Authorization: Bearer <key>\`: a tenant’s API key for its own routes, the operator’s admin key for \`/v1/admin/*\`. A tenant sees its own records only; another tenant’s record answers exactly as a missing one does. Keys are for servers: there are no CORS headers.
+
+## Requests and answers
+Bodies are JSON in UTF-8, nested at most 64 deep. Unknown fields and query parameters of lists are refused, and all mistakes of a request are reported at once. Checks come in this order: bearer token, rate limit, request, record.
+
+A body of success is flat: \`ok: true\` beside the record’s fields. Ids are UUIDv7; times are ISO 8601 in UTC with milliseconds. \`X-Request-Id\` is on every answer: yours, if you sent one that is sane.
+
+Lists are newest first (attempts: oldest first): \`data\`, \`limit\`, \`offset\`, \`has_more\`, \`next_cursor\`. For the next page give \`next_cursor\` as \`cursor\`, with the same filters: it goes on where the page ended, whatever has arrived meanwhile, at any depth. \`offset\` ends at 10,000.
+
+## Publishing safely
+Send an \`Idempotency-Key\` with every publish. After a timeout or a 5xx, repeat the request with the same key and body: the same event answers 200 with the first answer and \`Idempotent-Replayed: true\`, and is not delivered twice; a different one answers 409. “Same” compares \`event_type\` and \`payload\` as JSON values: key order, white space and the spelling of numbers aside. A key is kept as long as its event. The payload’s text is stored and delivered as it was sent. A publish that a limit refuses does not use its key up.
+
+## Limits
+Requests are counted per tenant and action (\`events:write\`, \`endpoints:write\`, \`deliveries:replay\`, \`read\`) in fixed windows; refused ones count too. \`X-RateLimit-Limit\`, \`-Remaining\` and \`-Reset\` (seconds) say where a request stands. Monthly limits are per UTC calendar month. \`GET /v1/usage/limits\` and \`GET /v1/safety/limits\` show what holds for a tenant.
+
+## Receiving webhooks
+See *Webhooks* below for the request. Verify \`${prefix}-signature\` over the raw body before parsing it: split it at spaces, and accept if any part equals \`v1,\` + base64(HMAC-SHA256(key, \`{${prefix}-event-id}.{${prefix}-timestamp}.{raw body}\`)), compared in constant time, where the key is the base64 part of the endpoint’s \`whsec_…\` secret, decoded. Refuse timestamps more than five minutes off. The same values stand in \`webhook-id\`, \`webhook-timestamp\` and \`webhook-signature\`, so any Standard Webhooks library verifies them. Deliveries are made at least once, in no particular order: deduplicate by \`${prefix}-event-id\`.
+
+## Errors
+Every error is \`{"ok": false, "error": "…", "details": …}\`; the strings do not change, and \`details\` is absent where there is nothing to add.
+
+${errorTable()}
+
+What is not HTTP at all, or arrives too slowly (10 seconds for headers, 30 in all) or with too large headers (16 KiB), is answered with \`invalid request\` and the status 400, 408 or 431. After 408, 5xx or no answer, repeat with the same key and body; after 429 wait first; after any other error, correct the request.
+
+## Versions
+All routes but \`/health\`, \`/openapi.json\` and \`/docs\` are under \`/v1\`. New fields may be added to answers; nothing is taken away.
+`.trim()
