@@ -28,6 +28,13 @@ create table waybill.endpoints (
   description text,
   subscribed_events text[] not null,
   is_active boolean not null default true,
+  -- Why and since when it is not active; null while it is.
+  inactive_reason text,
+  inactive_since timestamptz,
+  -- At most this many attempts a second; null for no limit.
+  max_per_second int,
+  -- Strictly one delivery at a time, in publish order.
+  ordered boolean not null default false,
   -- AES-256-GCM, the key's id in front (src/secrets.ts).
   signing_secret bytea not null,
   previous_secret bytea,

@@ -23,9 +23,13 @@ create table waybill.deliveries (
   endpoint_id uuid not null,
   event_type text not null,
   status waybill.delivery_status not null default 'pending',
-  -- True while the delivery waits outside the queue, for its endpoint to take deliveries again.
+  -- True while the delivery waits as a row and not as a job: its endpoint takes nothing now, or not this much at once.
   held boolean not null default false,
   attempt_count int not null default 0,
+  -- Attempts before the last replay: retries are counted from there, attempt numbers from the start.
+  earlier_attempts int not null default 0,
+  -- While held: the retries spent since then.
+  spent_retries int not null default 0,
   next_attempt_at timestamptz,
   last_attempt_at timestamptz,
   last_status_code smallint,

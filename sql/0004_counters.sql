@@ -42,6 +42,10 @@ create table waybill.attempt_counts (
   primary key (tenant_id, endpoint_id, hour, status_code)
 ) with (fillfactor = 70);
 
+-- The breaker of an endpoint: closed lets deliveries through, open lets one probe through at a time, half_open as many as
+-- `ramp` says.
+create type waybill.breaker as enum ('closed', 'open', 'half_open');
+
 create table waybill.endpoint_stats (
   tenant_id text not null,
   endpoint_id uuid not null,
@@ -49,12 +53,36 @@ create table waybill.endpoint_stats (
   retrying bigint not null default 0,
   delivered bigint not null default 0,
   dead_lettered bigint not null default 0,
+  -- How many of the pending and retrying ones are held.
+  held bigint not null default 0,
+  -- Where the endpoint stands in fair order (waybill.queue_clock): the tag of its last queued delivery.
+  tag float8 not null default 0,
   -- The last 20, newest first; null for no response.
   recent_status_codes smallint[] not null default '{}',
   last_success_at timestamptz,
   last_failure_at timestamptz,
+  -- Failed attempts since the last success, and when the first of them was.
+  failure_streak int not null default 0,
+  failing_since timestamptz,
+  breaker waybill.breaker not null default 'closed',
+  breaker_since timestamptz,
+  -- While half open: how many attempts may be under way at once.
+  ramp int,
+  -- While open: the delivery that may be sent all the same, when the next one may, and how many have failed.
+  probing uuid,
+  next_probe_at timestamptz,
+  failed_probes int not null default 0,
+  -- For endpoints with max_per_second: when the next attempt may start.
+  next_slot timestamptz,
   primary key (tenant_id, endpoint_id)
 ) with (fillfactor = 50);
+create index endpoint_stats_held on waybill.endpoint_stats (tenant_id, endpoint_id) where held > 0;
+
+-- Fair order between endpoints, as start-time fair queueing has it: each queued delivery gets a tag one step behind the
+-- endpoint's last one, but never before the clock, which shows the tag of what was claimed last. A job's priority is its
+-- tag, negated; so an endpoint with a million waiting deliveries and one with a single one take turns.
+create table waybill.queue_clock (tag float8 not null);
+insert into waybill.queue_clock values (0);
 
 -- Moves the counts of deliveries by status: each element of the arrays is one change of one endpoint's count.
 create function waybill.count_deliveries(tenants text[], endpoints uuid[], statuses waybill.delivery_status[], changes int[])
@@ -73,4 +101,12 @@ returns void language sql as $$
     retrying = s.retrying + excluded.retrying,
     delivered = s.delivered + excluded.delivered,
     dead_lettered = s.dead_lettered + excluded.dead_lettered
+$$;
+
+-- The same for the deliveries that are held.
+create function waybill.count_held(tenants text[], endpoints uuid[], changes int[]) returns void language sql as $$
+  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, held)
+  select tenant_id, endpoint_id, sum(change) from unnest(tenants, endpoints, changes) as c (tenant_id, endpoint_id, change)
+  group by tenant_id, endpoint_id order by tenant_id, endpoint_id
+  on conflict (tenant_id, endpoint_id) do update set held = s.held + excluded.held
 $$;

@@ -32,7 +32,11 @@ declare
   rates int[];
   places int[];
   windows timestamptz[];
-  jobs json;
+  jobs text;
+  their_tenants text[];
+  their_endpoints uuid[];
+  holds boolean[];
+  tags float8[];
 begin
   -- 1. Rate limit. Requests that are refused count as well. This locks the tenants' rows, in order, until the commit.
   with asked as (
@@ -71,12 +75,21 @@ begin
   with wanted as (
     select i, tenants[i] as tenant_id, types[i] as event_type from generate_subscripts(tenants, 1) i where outcomes[i] is null
   ), matched as (
-    select k.tenant_id, k.event_type, array_agg(e.endpoint_id) as endpoint_ids
+    -- Where deliveries are held, or paced, new ones stand in line behind them.
+    select k.tenant_id, k.event_type, array_agg(e.endpoint_id) as endpoint_ids,
+      array_agg(coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null) as held,
+      array_agg(greatest(s.tag, clock.tag)) as tags
     from (select distinct tenant_id, event_type from wanted) k
     join waybill.endpoints e on e.tenant_id = k.tenant_id and e.is_active and e.subscribed_events && array[k.event_type, '*']
+    left join waybill.endpoint_stats s on s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id
+    cross join waybill.queue_clock clock
     group by k.tenant_id, k.event_type
+  ), busy as (
+    -- A tenant's turn is shared by its endpoints that have a backlog.
+    select s.tenant_id, greatest(1, count(*)) / 64.0 as step from waybill.endpoint_stats s
+    where s.tenant_id in (select tenant_id from wanted) and s.pending + s.retrying - s.held > 64 group by s.tenant_id
   ), sized as (
-    select w.*, m.endpoint_ids, coalesce(cardinality(m.endpoint_ids), 0) as fanout,
+    select w.*, m.endpoint_ids, m.held, m.tags, coalesce(b.step, 1 / 64.0) as step, coalesce(cardinality(m.endpoint_ids), 0) as fanout,
       coalesce((t.limits ->> 'max_fanout_endpoints')::int, (publish.limits ->> 'fanout')::int) as most_fanout,
       coalesce((t.limits ->> 'monthly_events')::bigint, (publish.limits ->> 'monthly_events')::bigint) as most_events,
       coalesce((t.limits ->> 'monthly_attempts')::bigint, (publish.limits ->> 'monthly_attempts')::bigint) as most_attempts,
@@ -84,6 +97,7 @@ begin
     from wanted w
     join waybill.tenants t using (tenant_id)
     left join matched m using (tenant_id, event_type)
+    left join busy b using (tenant_id)
     left join waybill.usage a on a.tenant_id = w.tenant_id and a.month = this_month and a.metric = 'attempts'
   ), fitting as (
     select *, row_number() over (partition by tenant_id order by i) as nth, count(*) over (partition by tenant_id) as n
@@ -98,17 +112,20 @@ begin
   ), stored as (
     insert into waybill.events (tenant_id, event_id, event_type, payload, idempotency_key, delivery_count)
     select tenant_id, ids[i], event_type, payloads[i], keys[i], fanout from accepted
+  ), due as materialized (
+    select a.tenant_id, a.i, a.event_type, m.endpoint_id, m.held, waybill.make_delivery_id(ids[a.i]) as delivery_id,
+      m.tag + a.step * row_number() over (partition by a.tenant_id, m.endpoint_id order by a.i) as tag
+    from accepted a cross join lateral unnest(a.endpoint_ids, a.held, a.tags) as m (endpoint_id, held, tag)
   ), delivering as (
-    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, next_attempt_at, updated_at)
-    select tenant_id, waybill.make_delivery_id(ids[i]), ids[i], endpoint_id, event_type, moment, moment
-    from accepted, unnest(endpoint_ids) as endpoint_id
-    returning tenant_id, delivery_id, event_id, endpoint_id
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at)
+    select tenant_id, delivery_id, ids[i], endpoint_id, event_type, held, case when not held then moment end, moment from due
   ), queued as (
-    select json_agg(json_build_object('id', delivery_id, 'data', json_build_object('tenant_id', tenant_id))) as jobs,
-      array_agg(tenant_id) as tenant_ids, array_agg(endpoint_id) as endpoint_ids
-    from delivering
+    select json_agg(json_build_object('id', delivery_id, 'priority', -floor(tag)::int, 'data', json_build_object('tenant_id', tenant_id, 'tag', tag))
+                    order by tag) filter (where not held) as jobs,
+      array_agg(tenant_id) as tenant_ids, array_agg(endpoint_id) as endpoint_ids, array_agg(held) as holds, array_agg(tag) as tags
+    from due
   ), per_event as (
-    select event_id, array_agg(delivery_id order by delivery_id) as delivery_ids from delivering group by event_id
+    select ids[i] as event_id, array_agg(delivery_id order by delivery_id) as delivery_ids from due group by i
   ), verdicts as (
     select s.i,
       case when s.fanout > s.most_fanout then 'fanout' when s.attempts >= s.most_attempts then 'monthly_attempts'
@@ -121,11 +138,9 @@ begin
     left join per_event d on d.event_id = ids[s.i]
   )
   select array_agg(coalesce(v.verdict, outcomes[i]) order by i), array_agg(v.detail order by i),
-    (select jobs from queued),
-    (select waybill.count_deliveries(tenant_ids, endpoint_ids, array_fill('pending'::waybill.delivery_status, array[cardinality(endpoint_ids)]),
-                                     array_fill(1, array[cardinality(endpoint_ids)])) from queued where endpoint_ids is not null)
-  into outcomes, reasons, jobs
-  from generate_subscripts(tenants, 1) i left join verdicts v using (i);
+    max(q.jobs::text), max(q.tenant_ids), max(q.endpoint_ids), max(q.holds), max(q.tags)
+  into outcomes, reasons, jobs, their_tenants, their_endpoints, holds, tags
+  from generate_subscripts(tenants, 1) i left join verdicts v using (i) cross join queued q;
 
   -- 4. What was refused gives its key and its place in the month back.
   if outcomes && array['fanout', 'monthly_events', 'monthly_attempts'] then
@@ -137,11 +152,19 @@ begin
     where u.tenant_id = refused.tenant_id and u.month = this_month and u.metric = 'events';
   end if;
 
-  -- 5. Queue the deliveries and wake the dispatchers: one notification a batch, since it takes a global lock at commit.
+  -- 5. Queue what is not held and count it all; the endpoints' rows are taken last, because they are the busiest. One
+  -- notification a batch, since it takes a global lock at commit.
   if jobs is not null then
-    perform waybill.enqueue(jobs::text);
+    perform waybill.enqueue(jobs);
     perform pg_notify('waybill_due', '');
   end if;
+  if holds @> array[true] then perform pg_notify('waybill_held', ''); end if;
+  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, tag)
+  select d.tenant_id, d.endpoint_id, count(*), count(*) filter (where d.held), coalesce(max(d.tag) filter (where not d.held), 0)
+  from unnest(their_tenants, their_endpoints, holds, tags) as d (tenant_id, endpoint_id, held, tag)
+  group by d.tenant_id, d.endpoint_id order by d.tenant_id, d.endpoint_id
+  on conflict (tenant_id, endpoint_id) do update set
+    pending = s.pending + excluded.pending, held = s.held + excluded.held, tag = greatest(s.tag, excluded.tag);
 
   -- 6. Answer. Only a taken key needs a look at what was there before.
   if not outcomes @> array['key_taken'] then

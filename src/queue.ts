@@ -7,11 +7,17 @@ export const DELIVERIES = 'deliveries'
 /** Deliveries that were given up on, until the dead-letter worker has marked them. */
 export const DEAD_LETTERS = 'dead_letters'
 
-/**
- * What a delivery's job carries: its tenant, and how many attempts the delivery had when it was queued (0 unless it is
- * replayed), so that attempt numbers go on while pg-boss counts its retries from 0.
- */
-export type DeliveryJob = { tenant_id: string; earlier_attempts?: number }
+/** What a delivery's job carries. */
+export type DeliveryJob = {
+  tenant_id: string
+  /** Its place in fair order (waybill.queue_clock); its priority is this, negated and rounded. */
+  tag?: number
+  /** For a paced endpoint: when the attempt may start, in milliseconds since 1970 by the database's clock. */
+  slot?: number
+}
+
+/** Retries have this priority (waybill.retry_priority), below every first attempt. */
+export const RETRY_PRIORITY = -2_000_000_000
 
 export type QueueSettings = {
   attemptTimeoutSeconds: number

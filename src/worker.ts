@@ -7,13 +7,21 @@ import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
 import { holdDeliveries } from './flow/hold.ts'
+import { createLanes } from './flow/lanes.ts'
+import { startLoop } from './flow/loop.ts'
+import type { EndpointRules } from './flow/observe.ts'
 import { createRecord } from './flow/record.ts'
+import { startReleaser } from './flow/release.ts'
 import type { Log } from './log.ts'
 import { bossDb, DELIVERIES, unclaim } from './queue.ts'
 import type { SecretBox } from './secrets.ts'
 
 /** A third of the queue's heartbeat, so that one late touch does not cost a claim. */
 const TOUCH_MS = 3000
+const STALE_LOOK_MS = 500
+/** However fast an endpoint is, this share of the slots at most is its own: it may hang the next moment. */
+const TRUSTED_SHARE = 0.75
+const DEAD_LETTER_POLL_MS = 500
 
 /** What a worker interrupts its requests with when its grace is over. */
 const SHUTTING_DOWN = new Error('the worker is shutting down')
@@ -24,8 +32,9 @@ export type Worker = {
 }
 
 /**
- * Delivers: claims due jobs, attempts up to `concurrency` of them at a time, and marks dead letters. `pool` records,
- * `claims` is a pool whose commits need not be durable: a crash merely forgets a claim.
+ * Delivers: claims due jobs, attempts up to `concurrency` of them at a time and up to `rules.cap` for one endpoint,
+ * releases what is held, and marks dead letters. `pool` records, `claims` is a pool whose commits need not be durable: a
+ * crash merely forgets a claim.
  */
 export async function startWorker(deps: {
   pool: Pool
@@ -35,92 +44,164 @@ export async function startWorker(deps: {
   secretBox: SecretBox
   log: Log
   concurrency: number
+  rules: EndpointRules
+  attemptTimeoutSeconds: number
   monthlyAttempts: number
   headerPrefix: string
   userAgent: string
 }): Promise<Worker> {
-  const { pool, claims, boss, log } = deps
+  const { pool, claims, boss, log, rules } = deps
   const interrupt = new AbortController()
-  const inFlight = new Map<string, { claim: Claim; done: Promise<void> }>()
+  /** Everything that is claimed: started, or waiting for its endpoint or its slot. */
+  const inHand = new Map<string, { claim: Claim; release: () => void }>()
+  const attempts = new Set<Promise<void>>()
+  const lanes = createLanes({ cap: rules.cap, trusted: Math.floor(deps.concurrency * TRUSTED_SHARE) })
   const deliver = createDeliver({
     sender: deps.sender,
-    record: untilRecorded(createRecord(pool, boss), log),
+    record: untilRecorded(createRecord({ pool, boss, rules, log }), log),
     openSecret: cachedSecrets(deps.secretBox),
     headerPrefix: deps.headerPrefix,
     userAgent: deps.userAgent,
     log,
   })
 
-  async function attempt(claim: Claim, release: () => void): Promise<void> {
+  async function attempt(claim: Claim): Promise<void> {
     try {
-      await deliver(claim, interrupt.signal)
+      if (claim.startAt !== null) await until(claim.startAt, interrupt.signal)
+      const { held } = await deliver(claim, interrupt.signal)
+      if (held && lanes.busy(claim.endpointId) <= lanes.room(claim.endpointId) / 2) releaser.wake()
     } catch (error) {
-      if (error === SHUTTING_DOWN) return handBack(claim)
+      if (error === SHUTTING_DOWN) await handBack([claim])
       // Ours to mend, not the receiver's fault: the claim lapses and the delivery is tried again.
-      log.error({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'delivery.failed')
-    } finally {
-      inFlight.delete(claim.deliveryId)
-      release()
+      else log.error({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'delivery.failed')
     }
   }
 
-  /** As if it had never been claimed: an interrupted attempt is not a failed one, and costs no retry. */
-  async function handBack(claim: Claim): Promise<void> {
-    const [given] = await unclaim(pool, [claim.job])
-    if (given) await refundAttempts(pool, [claim.tenantId])
+  /** Attempts a claim, then whatever waits for the same endpoint. */
+  function start(claim: Claim): void {
+    const done = attempt(claim).finally(() => {
+      attempts.delete(done)
+      letGo([claim])
+      const next = interrupt.signal.aborted ? undefined : lanes.next(claim)
+      if (next !== undefined) start(next)
+    })
+    attempts.add(done)
+  }
+
+  /** They are not in hand any more, and their slots are free. */
+  function letGo(claims: Claim[]): void {
+    for (const { deliveryId } of claims) {
+      inHand.get(deliveryId)?.release()
+      inHand.delete(deliveryId)
+    }
+  }
+
+  /** As if they had never been claimed: an interrupted attempt is not a failed one, and costs no retry. */
+  async function handBack(given: Claim[]): Promise<void> {
+    letGo(given)
+    const ids = new Set(
+      await unclaim(
+        pool,
+        given.map(({ job }) => job),
+      ),
+    )
+    const tenants = given.filter(({ deliveryId }) => ids.has(deliveryId)).map(({ tenantId }) => tenantId)
+    if (tenants.length > 0) await refundAttempts(pool, tenants)
+  }
+
+  async function hold(held: Claim[]): Promise<void> {
+    letGo(held)
+    await refundAttempts(
+      pool,
+      held.map(({ tenantId }) => tenantId),
+    )
+    await holdDeliveries(pool, boss, held)
   }
 
   const deliveries = startDispatcher({
     slots: deps.concurrency,
     log,
-    async fetch(max, release) {
-      const claimed = await claimDeliveries(claims, boss, max, deps.monthlyAttempts)
-      const { sendable, inactive, obsolete } = claimed
-      for (const claim of sendable) inFlight.set(claim.deliveryId, { claim, done: attempt(claim, release) })
-      if (inactive.length > 0) await holdDeliveries(pool, boss, inactive)
-      if (obsolete.length > 0) {
+    async fetch(kind, max, release) {
+      const claimed = await claimDeliveries(claims, boss, { kind, max, monthlyAttempts: deps.monthlyAttempts })
+      const full: Claim[] = []
+      for (const claim of claimed.send) {
+        inHand.set(claim.deliveryId, { claim, release })
+        const verdict = lanes.admit(claim)
+        if (verdict === 'start') start(claim)
+        if (verdict === 'full') full.push(claim)
+      }
+      if (full.length > 0) await hold(full)
+      if (claimed.hold.length > 0) await holdDeliveries(pool, boss, claimed.hold)
+      if (claimed.obsolete.length > 0) {
         await boss.deleteJob(
           DELIVERIES,
-          obsolete.map(({ job }) => job),
+          claimed.obsolete.map(({ job }) => job),
           { db: bossDb(pool) },
         )
       }
-      for (const _ of [...inactive, ...obsolete]) setImmediate(release)
-      return sendable.length + inactive.length + obsolete.length
+      const idle = claimed.hold.length + claimed.obsolete.length
+      for (let freed = 0; freed < idle; freed++) setImmediate(release)
+      return claimed.send.length + idle
     },
   })
-  const deadLetters = startDispatcher({
-    slots: 1,
+  const releaser = startReleaser({ pool, lanes, leaseSeconds: deps.attemptTimeoutSeconds + 10, log })
+  const deadLetters = startLoop({
+    name: 'dead-letters',
+    idleMs: DEAD_LETTER_POLL_MS,
     log,
-    async fetch(_max, release) {
-      const found = await takeDeadLetters(pool, boss, log)
-      if (found > 0) setImmediate(release)
-      return Math.min(found, 1)
+    run: async () => (await takeDeadLetters(pool, boss, log)) > 0,
+  })
+  const waiting = startLoop({
+    name: 'waiting',
+    idleMs: STALE_LOOK_MS,
+    log,
+    async run() {
+      const stale = lanes.takeStale(Date.now())
+      if (stale.length > 0) await hold(stale)
+      return false
     },
   })
   const touching = setInterval(() => {
-    const jobs = [...inFlight.values()].map(({ claim }) => claim.job)
+    const jobs = [...inHand.values()].map(({ claim }) => claim.job)
     if (jobs.length === 0) return
     boss
       .touch(DELIVERIES, jobs, { db: bossDb(pool) })
       .catch((error: unknown) => log.warn({ err: error }, 'touch.failed'))
   }, TOUCH_MS)
-  const listening = await pool.listen(
-    'waybill_due',
-    () => deliveries.wake(),
-    () => deliveries.wake(),
-  )
+  const due = await pool.listen('waybill_due', () => deliveries.wake(), deliveries.wake)
+  const held = await pool.listen('waybill_held', () => releaser.wake(), releaser.wake)
 
   return {
     async stop(graceMs) {
-      await Promise.all([deliveries.stop(), deadLetters.stop()])
+      await Promise.all([deliveries.stop(), releaser.stop(), deadLetters.stop(), waiting.stop()])
+      const parked = lanes.takeStale(Number.POSITIVE_INFINITY)
+      if (parked.length > 0) await handBack(parked)
       const timer = setTimeout(() => interrupt.abort(SHUTTING_DOWN), graceMs)
-      await Promise.all([...inFlight.values()].map(({ done }) => done))
+      while (attempts.size > 0) await Promise.all(attempts)
       clearTimeout(timer)
       clearInterval(touching)
-      await listening.unlisten()
+      await Promise.all([due.unlisten(), held.unlisten()])
     },
   }
+}
+
+/** Waits until `moment` (milliseconds since 1970); rejects with the signal's reason when it aborts first. */
+function until(moment: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const stop = () => {
+      clearTimeout(timer)
+      reject(signal.reason)
+    }
+    const timer = setTimeout(
+      () => {
+        signal.removeEventListener('abort', stop)
+        resolve()
+      },
+      Math.max(0, moment - Date.now()),
+    )
+    if (signal.aborted) stop()
+    else signal.addEventListener('abort', stop)
+  })
 }
 
 /** How long, and how often, recording is tried again: beyond this the claim has lapsed and another worker has the job. */

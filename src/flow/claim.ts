@@ -1,6 +1,6 @@
 import type { PgBoss } from 'pg-boss'
-import type { Pool } from '../db.ts'
-import { bossDb, DELIVERIES, type DeliveryJob } from '../queue.ts'
+import type { Db, Pool } from '../db.ts'
+import { bossDb, DELIVERIES, type DeliveryJob, RETRY_PRIORITY } from '../queue.ts'
 
 /** A claimed job with all that its attempt needs. */
 export type Claim = {
@@ -22,14 +22,19 @@ export type Claim = {
   secrets: Uint8Array[]
   /** False when the month's attempts are used up: the delivery must not be sent. */
   withinQuota: boolean
+  /** How many attempts the endpoint takes at once; null when only the worker's own cap holds. */
+  atOnce: number | null
+  /** For a paced endpoint: when the attempt may start, in milliseconds of this process's clock; else null. */
+  startAt: number | null
   /** The database's clock minus this process's, in milliseconds. */
   clockOffsetMs: number
 }
 
-/** Claimed jobs that are not to be attempted: finished deliveries, and deliveries whose endpoint is inactive. */
-export type Unsendable = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job'>
+/** What it takes to put a claimed job away. */
+export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job'>
 
-export type Claimed = { sendable: Claim[]; inactive: Unsendable[]; obsolete: Unsendable[] }
+/** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, or gone. */
+export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[] }
 
 type Row = {
   tenant_id: string
@@ -42,46 +47,59 @@ type Row = {
   event_type: string
   payload: string
   endpoint_id: string
-  is_active: boolean
   url: string
   signing_secret: Uint8Array
   previous_secret: Uint8Array | null
+  sendable: boolean | null
   within_quota: boolean
+  at_once: number | null
+  slot: number | null
   now: Date
 }
 
 /**
- * Claims at most `max` due jobs and reads what they need, in two statements. Every sendable one is counted against its
- * tenant's month here, before it is sent, so that the quota holds however many workers claim at once; what goes beyond it
- * is not an attempt and is taken out again.
+ * Claims at most `max` due jobs, first attempts or retries, and reads what they need, in two statements. Every one that
+ * may be sent is counted against its tenant's month here, before it is sent, so that the quota holds however many workers
+ * claim at once; what goes beyond it is not an attempt and is taken out again when it is recorded.
  */
 export async function claimDeliveries(
   pool: Pool,
   boss: PgBoss,
-  max: number,
-  monthlyAttempts: number,
+  options: { kind: 'first' | 'retry'; max: number; monthlyAttempts: number },
 ): Promise<Claimed> {
-  const jobs = await boss.fetch<DeliveryJob>(DELIVERIES, { batchSize: max, db: bossDb(pool) })
-  if (jobs.length === 0) return { sendable: [], inactive: [], obsolete: [] }
+  const jobs = await boss.fetch<DeliveryJob>(DELIVERIES, {
+    batchSize: options.max,
+    ...(options.kind === 'first' ? { minPriority: RETRY_PRIORITY + 1 } : { maxPriority: RETRY_PRIORITY }),
+    db: bossDb(pool),
+  })
+  if (jobs.length === 0) return { send: [], hold: [], obsolete: [] }
   const ids = jobs.map((job) => job.id).sort()
+  const [first, last] = [ids[0] as string, ids.at(-1) as string]
   const asked = Date.now()
   const rows = await pool<Row[]>`
     with jobs as (
       select * from unnest(
         ${jobs.map((job) => job.data.tenant_id)}::text[], ${jobs.map((job) => job.id)}::uuid[],
-        ${jobs.map((job) => job.retryCount)}::int[], ${jobs.map((job) => job.data.earlier_attempts ?? 0)}::int[]
-      ) as j (tenant_id, delivery_id, retry_count, earlier_attempts)
+        ${jobs.map((job) => job.retryCount)}::int[], ${jobs.map((job) => job.data.slot ?? null)}::float8[]
+      ) as j (tenant_id, delivery_id, retry_count, slot)
+    ), ticked as (
+      update waybill.queue_clock set tag = ${Math.max(0, ...jobs.map((job) => job.data.tag ?? 0))} where tag < ${Math.max(0, ...jobs.map((job) => job.data.tag ?? 0))}
     ), found as (
-      select j.*, d.status, d.attempt_count, d.event_id, d.event_type, d.endpoint_id, e.payload,
-        p.is_active, p.url, p.signing_secret,
+      select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, d.endpoint_id, e.payload,
+        p.url, p.signing_secret,
         case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
-        p.is_active and d.status in ('pending', 'retrying') as sendable
+        case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once,
+        d.status in ('pending', 'retrying') and p.is_active
+          and (s.breaker is distinct from 'open' or s.probing = d.delivery_id)
+          -- A slot is good for one attempt, and a worker that comes late to it must not crowd those of the next ones.
+          and (p.max_per_second is null or coalesce(j.slot > extract(epoch from now()) * 1000 - 1000, false)) as sendable
       from jobs j
       left join waybill.deliveries d on d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
-        and d.delivery_id between waybill.first_delivery_id(${ids[0] as string}) and waybill.last_delivery_id(${ids.at(-1) as string})
+        and d.delivery_id between waybill.first_delivery_id(${first}) and waybill.last_delivery_id(${last})
       left join waybill.events e on e.tenant_id = d.tenant_id and e.event_id = d.event_id
-        and e.event_id between waybill.first_delivery_id(${ids[0] as string}) and waybill.last_delivery_id(${ids.at(-1) as string})
+        and e.event_id between waybill.first_delivery_id(${first}) and waybill.last_delivery_id(${last})
       left join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
+      left join waybill.endpoint_stats s on s.tenant_id = d.tenant_id and s.endpoint_id = d.endpoint_id
     ), metered as (
       insert into waybill.usage as u (tenant_id, month, metric, count)
       select tenant_id, date_trunc('month', now() at time zone 'utc')::date, 'attempts', count(*)
@@ -92,18 +110,15 @@ export async function claimDeliveries(
     select f.*, clock_timestamp() as now,
       m.count - count(*) filter (where f.sendable) over (partition by f.tenant_id)
         + count(*) filter (where f.sendable) over (partition by f.tenant_id order by f.delivery_id)
-        <= coalesce((t.limits ->> 'monthly_attempts')::bigint, ${monthlyAttempts}) as within_quota
+        <= coalesce((t.limits ->> 'monthly_attempts')::bigint, ${options.monthlyAttempts}) as within_quota
     from found f join waybill.tenants t using (tenant_id) left join metered m using (tenant_id)`
   // Half the round trip went by before the database read its clock.
-  const clockOffsetMs = rows[0] ? rows[0].now.getTime() - (asked + Date.now()) / 2 : 0
-  const claimed = sortOut(rows, clockOffsetMs)
-  const refused = claimed.sendable.filter((claim) => !claim.withinQuota).map((claim) => claim.tenantId)
-  if (refused.length > 0) await refundAttempts(pool, refused)
-  return claimed
+  const clockOffsetMs = rows[0] ? Math.round(rows[0].now.getTime() - (asked + Date.now()) / 2) : 0
+  return sortOut(rows, clockOffsetMs)
 }
 
 function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
-  const claimed: Claimed = { sendable: [], inactive: [], obsolete: [] }
+  const claimed: Claimed = { send: [], hold: [], obsolete: [] }
   for (const row of rows) {
     const ids = {
       tenantId: row.tenant_id,
@@ -112,9 +127,9 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
       job: { id: row.delivery_id, retryCount: row.retry_count },
     }
     if (row.status !== 'pending' && row.status !== 'retrying') claimed.obsolete.push(ids)
-    else if (!row.is_active) claimed.inactive.push(ids)
+    else if (!row.sendable) claimed.hold.push(ids)
     else {
-      claimed.sendable.push({
+      claimed.send.push({
         ...ids,
         attemptNumber: row.earlier_attempts + row.retry_count + 1,
         recordedAttempts: row.attempt_count,
@@ -125,6 +140,8 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
         url: row.url,
         secrets: row.previous_secret ? [row.signing_secret, row.previous_secret] : [row.signing_secret],
         withinQuota: row.within_quota,
+        atOnce: row.at_once,
+        startAt: row.slot === null ? null : row.slot - clockOffsetMs,
         clockOffsetMs,
       })
     }
@@ -133,7 +150,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
 }
 
 /** Gives places in the month back for attempts that were counted and then not made. */
-export async function refundAttempts(sql: Pool, tenantIds: string[]): Promise<void> {
+export async function refundAttempts(sql: Db, tenantIds: string[]): Promise<void> {
   await sql`
     update waybill.usage u set count = u.count - r.n
     from (select tenant_id, count(*) as n from unnest(${tenantIds}::text[]) as t (tenant_id) group by tenant_id order by tenant_id) r

@@ -1,15 +1,19 @@
 import type { PgBoss } from 'pg-boss'
-import type { Pool } from '../db.ts'
+import type { Db, Pool } from '../db.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
 
 const MAX_BATCH = 100
+
+/** Events that tell of a delivery: a dead letter of one of these is not told, or it would go round for ever. */
+const OPERATIONAL = new Set(['endpoint.disabled', 'endpoint.recovered', 'delivery.dead_lettered'])
 
 type DeadLetter = {
   tenant_id: string
   delivery_id: string
   event_id: string
   endpoint_id: string
+  event_type: string
   dead_letter_reason: string
   attempt_count: number
 }
@@ -33,9 +37,9 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
     await sql`
       with failed as (
         delete from pgboss.job where name = ${DELIVERIES} and id = any(${deliveries}::uuid[]) and state = 'failed'
-        returning id, data ->> 'tenant_id' as tenant_id, retry_count + 1 + coalesce((data ->> 'earlier_attempts')::int, 0) as made
+        returning id, data ->> 'tenant_id' as tenant_id, retry_count + 1 as tries
       ), lost as (
-        select d.tenant_id, d.delivery_id, d.endpoint_id, d.status, d.attempt_count, f.made
+        select d.tenant_id, d.delivery_id, d.endpoint_id, d.status, d.attempt_count, d.earlier_attempts + f.tries as made
         from failed f join waybill.deliveries d on d.tenant_id = f.tenant_id and d.delivery_id = f.id
         where d.status in ('pending', 'retrying') for update of d
       ), marked as (
@@ -67,11 +71,17 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
       jobs.map((job) => job.id),
       { db: bossDb(sql) },
     )
-    return await sql<DeadLetter[]>`
-      select d.tenant_id, d.delivery_id, d.event_id, d.endpoint_id, d.dead_letter_reason, d.attempt_count
+    const letters = await sql<DeadLetter[]>`
+      select d.tenant_id, d.delivery_id, d.event_id, d.endpoint_id, d.event_type, d.dead_letter_reason, d.attempt_count
       from unnest(${tenants}::text[], ${deliveries}::uuid[]) as j (tenant_id, delivery_id) join waybill.deliveries d using (tenant_id, delivery_id)
       where d.status = 'dead_lettered'`
+    for (const letter of letters) if (!OPERATIONAL.has(letter.event_type)) await announce(sql, letter)
+    return letters
   })
   for (const line of lines) log.warn({ ...line }, 'delivery.dead_lettered')
   return jobs.length
+}
+
+async function announce(sql: Db, { tenant_id, ...letter }: DeadLetter): Promise<void> {
+  await sql`select waybill.announce(${tenant_id}, ${letter.endpoint_id}, 'delivery.dead_lettered', ${JSON.stringify(letter)})`
 }

@@ -1,28 +1,27 @@
+import type { Outcome, Sender } from '../egress/send.ts'
 import { madeAt } from '../ids.ts'
 import type { Log } from '../log.ts'
 import type { Claim } from './claim.ts'
-import type { AttemptRecord } from './record.ts'
+import type { AttemptRecord, Recorded } from './record.ts'
 import { judge } from './retry.ts'
-import type { Outcome, Sender } from '../egress/send.ts'
 import { signedHeaders } from './sign.ts'
 
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function resolves once the
- * attempt is recorded, and rejects with the signal's reason when `signal` interrupts the request: then there is nothing
+ * attempt is recorded, with what followed from it, and rejects with the signal's reason when `signal` interrupts the request: then there is nothing
  * to record, and the claim should be handed back.
  */
 export function createDeliver(deps: {
   sender: Sender
-  record: (attempt: AttemptRecord) => Promise<{ settled: boolean; nextAttemptAt: Date | null }>
+  record: (attempt: AttemptRecord) => Promise<Recorded>
   openSecret: (sealed: Uint8Array, claim: Claim) => string
   headerPrefix: string
   userAgent: string
   log: Log
-}): (claim: Claim, signal: AbortSignal) => Promise<void> {
+}): (claim: Claim, signal: AbortSignal) => Promise<Recorded> {
   return async function deliver(claim, signal) {
     if (!claim.withinQuota) {
-      await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
-      return
+      return await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
     }
     const body = requestBody(claim)
     const headers = {
@@ -39,8 +38,9 @@ export function createDeliver(deps: {
     }
     const outcome = await deps.sender.send({ url: claim.url, headers, body, signal })
     const verdict = judge(outcome, new Date(Date.now() + claim.clockOffsetMs))
-    const { settled, nextAttemptAt } = await deps.record({ claim, outcome, verdict })
-    deps.log.info(attemptLine(claim, outcome, settled, nextAttemptAt), 'delivery.attempted')
+    const recorded = await deps.record({ claim, outcome, verdict })
+    deps.log.info(attemptLine(claim, outcome, recorded), 'delivery.attempted')
+    return recorded
   }
 }
 
@@ -50,7 +50,7 @@ function requestBody(claim: Claim): string {
   return `{"id":"${claim.eventId}","type":"${claim.eventType}","timestamp":"${timestamp}","data":${claim.payload}}`
 }
 
-function attemptLine(claim: Claim, outcome: Outcome, settled: boolean, nextAttemptAt: Date | null) {
+function attemptLine(claim: Claim, outcome: Outcome, { settled, nextAttemptAt }: Recorded) {
   return {
     tenant_id: claim.tenantId,
     event_id: claim.eventId,

@@ -1,125 +1,69 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db, Pool } from '../db.ts'
 import type { Outcome } from '../egress/send.ts'
-import { bossDb, DEAD_LETTERS, DELIVERIES, settledIds } from '../queue.ts'
+import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
-import type { Claim } from './claim.ts'
+import { type Claim, refundAttempts } from './claim.ts'
+import { type EndpointRules, observeEndpoints, type Standing } from './observe.ts'
 import type { Verdict } from './retry.ts'
+import { type Result, settleJobs } from './settle.ts'
 
 /** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
 export type AttemptRecord =
   | { claim: Claim; outcome: Outcome; verdict: Verdict }
   | { claim: Claim; outcome: null; verdict: { kind: 'over_quota' } }
 
-/** `settled` is false when the claim had lapsed: then nothing of the attempt was stored. */
-export type Recorded = { settled: boolean; nextAttemptAt: Date | null }
-
-type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
-type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | null }
+export type Recorded = {
+  /** False when the claim had lapsed: then nothing of the attempt was stored. */
+  settled: boolean
+  nextAttemptAt: Date | null
+  /** Whether the endpoint has deliveries that are held. */
+  held: boolean
+}
 
 const MAX_BATCH = 100
 
 /**
  * Recording attempts, in natural batches, one transaction each: settle the jobs, then the attempts, deliveries and
- * counters of those whose claim still held. pg-boss's fence (id and retry count) decides that, so a worker that was
- * thought dead changes nothing.
+ * counters of those whose claim still held, then what follows for their endpoints. A worker that was thought dead
+ * changes nothing.
  */
-export function createRecord(pool: Pool, boss: PgBoss): (attempt: AttemptRecord) => Promise<Recorded> {
+export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRules; log: Log }) {
   return createBatcher<AttemptRecord, Recorded>({
     max: MAX_BATCH,
     inFlight: 2,
-    run: async (attempts) =>
-      await pool.begin(async (sql) => {
-        const results = await settleJobs(sql, boss, attempts)
-        if (results.length > 0) await store(sql, results)
-        const byDelivery = new Map(results.map((result) => [result.claim.deliveryId, result]))
-        return attempts.map(({ claim }) => {
-          const result = byDelivery.get(claim.deliveryId)
-          return { settled: result !== undefined, nextAttemptAt: result?.nextAttemptAt ?? null }
-        })
-      }),
+    async run(attempts) {
+      const { results, standings, changes } = await deps.pool.begin(async (sql) => {
+        const results = await settleJobs(sql, deps.boss, attempts)
+        const standings = results.length > 0 ? await store(sql, results) : []
+        const unmade = results.filter(({ outcome }) => outcome === null).map(({ claim }) => claim.tenantId)
+        if (unmade.length > 0) await refundAttempts(sql, unmade)
+        return { results, standings, changes: await observeEndpoints(sql, standings, results, deps.rules) }
+      })
+      for (const change of changes) deps.log.warn(change, 'endpoint.state_changed')
+      const byDelivery = new Map(results.map((result) => [result.claim.deliveryId, result]))
+      const holding = new Set(standings.filter(({ held }) => held > 0).map((standing) => standing.endpoint_id))
+      return attempts.map(({ claim }) => {
+        const result = byDelivery.get(claim.deliveryId)
+        return {
+          settled: result !== undefined,
+          nextAttemptAt: result?.nextAttemptAt ?? null,
+          held: holding.has(claim.endpointId),
+        }
+      })
+    },
   })
 }
 
-/** Settles the jobs of all attempts; answers with those whose claim held and how each ends. */
-async function settleJobs(sql: Db, boss: PgBoss, attempts: AttemptRecord[]): Promise<Result[]> {
-  const db = bossDb(sql)
-  const fence = ({ claim }: AttemptRecord) => claim.job
-  const failed = attempts.filter((attempt) => attempt.verdict.kind === 'failed')
-  const finished = attempts.filter((attempt) => attempt.verdict.kind !== 'failed')
-  const settled = new Set<string>()
-  if (finished.length > 0) {
-    const answer = await boss.deleteJob(DELIVERIES, finished.map(fence), { db })
-    for (const id of settledIds(answer)) settled.add(id)
-  }
-  const retries = new Map<string, Date>()
-  if (failed.length > 0) {
-    const answer = await boss.fail(DELIVERIES, failed.map(fence), null, { db })
-    for (const id of settledIds(answer)) settled.add(id)
-    for (const { id, start_after } of await delayRetries(
-      sql,
-      failed.filter(({ claim }) => settled.has(claim.deliveryId)),
-    )) {
-      retries.set(id, start_after)
-    }
-  }
-  const results = attempts
-    .filter(({ claim }) => settled.has(claim.deliveryId))
-    .map((attempt): Result => {
-      const nextAttemptAt = retries.get(attempt.claim.deliveryId) ?? null
-      return { ...attempt, ending: endingOf(attempt, nextAttemptAt), nextAttemptAt }
-    })
-  await announceDeadLetters(sql, boss, results)
-  return results
-}
-
-function endingOf({ verdict }: AttemptRecord, nextAttemptAt: Date | null): Ending {
-  switch (verdict.kind) {
-    case 'delivered':
-      return 'delivered'
-    case 'gone':
-      return 'endpoint_gone'
-    case 'over_quota':
-      return 'monthly_attempt_limit'
-    case 'failed':
-      return nextAttemptAt ? 'retrying' : 'retries_exhausted'
-  }
-}
-
-/** pg-boss has set the backoff; the receiver's Retry-After may only make it longer. Returns those that have a retry left. */
-async function delayRetries(sql: Db, failed: AttemptRecord[]) {
-  return await sql<{ id: string; start_after: Date }[]>`
-    update pgboss.job j set start_after = greatest(j.start_after, now() + f.not_before * interval '1 second')
-    from unnest(${failed.map(({ claim }) => claim.deliveryId)}::uuid[],
-      ${failed.map(({ verdict }) => (verdict.kind === 'failed' ? verdict.notBeforeSeconds : 0))}::int[]) as f (id, not_before)
-    where j.name = ${DELIVERIES} and j.id = f.id and j.state = 'retry'
-    returning j.id, j.start_after`
-}
-
-/**
- * Every dead letter goes through the dead letter queue. pg-boss has put the exhausted ones there; their failed jobs go,
- * because those that are left are how the dead-letter worker knows the deliveries whose worker was lost.
- */
-async function announceDeadLetters(sql: Db, boss: PgBoss, results: Result[]): Promise<void> {
-  const exhausted = results.filter(({ ending }) => ending === 'retries_exhausted').map(({ claim }) => claim.deliveryId)
-  if (exhausted.length > 0) {
-    await sql`delete from pgboss.job where name = ${DELIVERIES} and id = any(${exhausted}::uuid[]) and state = 'failed'`
-  }
-  const given = results.filter(({ ending }) => ending === 'endpoint_gone' || ending === 'monthly_attempt_limit')
-  if (given.length > 0) {
-    const jobs = given.map(({ claim }) => ({ data: { tenant_id: claim.tenantId, delivery_id: claim.deliveryId } }))
-    await boss.insert(DEAD_LETTERS, jobs, { db: bossDb(sql) })
-  }
-}
-
-async function store(sql: Db, results: Result[]): Promise<void> {
+/** Answers how the endpoints of the batch stand after it. */
+async function store(sql: Db, results: Result[]): Promise<Standing[]> {
   const column = <T>(read: (result: Result) => T) => results.map(read)
   const ids = column(({ claim }) => claim.deliveryId).sort()
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
   // The driver takes lists of times as text only, and makes every text in a list of booleans false.
   const startedAt = ({ claim, outcome }: Result) =>
     outcome ? new Date(outcome.startedAt.getTime() + claim.clockOffsetMs).toISOString() : null
-  await sql`
+  return await sql<Standing[]>`
     with results as materialized (
       select * from unnest(
         ${column(({ claim }) => claim.tenantId)}::text[], ${column(({ claim }) => claim.deliveryId)}::uuid[],
@@ -172,7 +116,9 @@ async function store(sql: Db, results: Result[]): Promise<void> {
     ), recent as (
       select tenant_id, endpoint_id, array_agg(status_code order by started_at desc, attempt_number desc) as codes,
         max(started_at) filter (where retry_state = 'succeeded') as last_success_at,
-        max(started_at) filter (where retry_state <> 'succeeded') as last_failure_at
+        max(started_at) filter (where retry_state <> 'succeeded') as last_failure_at,
+        min(started_at) filter (where retry_state <> 'succeeded') as first_failure_at,
+        count(*) filter (where retry_state <> 'succeeded') as failures
       from made group by tenant_id, endpoint_id
     ), moved as (
       select tenant_id, endpoint_id, sum(change) filter (where status = 'pending') as pending, sum(change) filter (where status = 'retrying') as retrying,
@@ -181,25 +127,20 @@ async function store(sql: Db, results: Result[]): Promise<void> {
             union all select tenant_id, endpoint_id, status, 1 from results) changes
       group by tenant_id, endpoint_id
     )
-    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, retrying, delivered, dead_lettered, recent_status_codes, last_success_at, last_failure_at)
+    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, retrying, delivered, dead_lettered, recent_status_codes, last_success_at, last_failure_at,
+      failure_streak, failing_since)
     select tenant_id, endpoint_id, coalesce(m.pending, 0), coalesce(m.retrying, 0), coalesce(m.delivered, 0), coalesce(m.dead_lettered, 0),
-      coalesce(r.codes[1:20], '{}'), r.last_success_at, r.last_failure_at
+      coalesce(r.codes[1:20], '{}'), r.last_success_at, r.last_failure_at,
+      case when r.last_success_at is null then coalesce(r.failures, 0) else 0 end, case when r.last_success_at is null then r.first_failure_at end
     from moved m left join recent r using (tenant_id, endpoint_id) order by tenant_id, endpoint_id
     on conflict (tenant_id, endpoint_id) do update set
       pending = s.pending + excluded.pending, retrying = s.retrying + excluded.retrying,
       delivered = s.delivered + excluded.delivered, dead_lettered = s.dead_lettered + excluded.dead_lettered,
       recent_status_codes = (excluded.recent_status_codes || s.recent_status_codes)[1:20],
       last_success_at = greatest(s.last_success_at, excluded.last_success_at),
-      last_failure_at = greatest(s.last_failure_at, excluded.last_failure_at)`
-  await deactivateGone(sql, results)
-}
-
-/** 410 Gone: the endpoint itself takes no more; what waits for it waits. */
-async function deactivateGone(sql: Db, results: Result[]): Promise<void> {
-  const gone = results.filter(({ ending }) => ending === 'endpoint_gone')
-  if (gone.length === 0) return
-  await sql`
-    update waybill.endpoints p set is_active = false, updated_at = now()
-    from (select distinct * from unnest(${gone.map(({ claim }) => claim.tenantId)}::text[], ${gone.map(({ claim }) => claim.endpointId)}::uuid[]) as g (tenant_id, endpoint_id) order by 1, 2) g
-    where p.tenant_id = g.tenant_id and p.endpoint_id = g.endpoint_id and p.is_active`
+      last_failure_at = greatest(s.last_failure_at, excluded.last_failure_at),
+      failure_streak = case when excluded.last_success_at is null then s.failure_streak + excluded.failure_streak else 0 end,
+      failing_since = case when excluded.last_success_at is null then coalesce(s.failing_since, excluded.failing_since) end
+    returning tenant_id, endpoint_id, held::float8, failure_streak, coalesce(extract(epoch from now() - failing_since), 0)::float8 as failing_seconds,
+      breaker, ramp, failed_probes, probing`
 }

@@ -1,13 +1,12 @@
 import { type Db, isRetryable, type Pool } from '../db.ts'
 import { DELIVERIES } from '../queue.ts'
 
-type State = { endpoint_id: string; status: string; is_active: boolean; attempt_count: number }
+type State = { endpoint_id: string; status: string; held: boolean; hold: boolean }
 
 /**
  * Makes a delivery due now. A finished one becomes pending again with a full set of retries, and its attempt numbers go
- * on; one that waits for a retry loses the wait; one that is being attempted, or whose endpoint is inactive, stays as it
- * is. The delivery's row is locked, so any number of replays at once queue it once. False when the tenant has no such
- * delivery.
+ * on; one that waits for a retry loses the wait; one that is being attempted, or is held, stays as it is. The delivery's
+ * row is locked, so any number of replays at once queue it once. False when the tenant has no such delivery.
  */
 export async function replayDelivery(pool: Pool, tenantId: string, deliveryId: string): Promise<boolean> {
   for (;;) {
@@ -22,21 +21,17 @@ export async function replayDelivery(pool: Pool, tenantId: string, deliveryId: s
 
 async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<boolean> {
   const [delivery] = await sql<State[]>`
-    select d.endpoint_id, d.status, d.attempt_count, p.is_active
+    select d.endpoint_id, d.status, d.held,
+      not p.is_active or p.ordered or p.max_per_second is not null or coalesce(s.breaker <> 'closed', false) as hold
     from waybill.deliveries d join waybill.endpoints p using (tenant_id, endpoint_id)
-    where d.tenant_id = ${tenantId} and d.delivery_id = ${deliveryId} for update of d for share of p`
+    left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+    where d.tenant_id = ${tenantId} and d.delivery_id = ${deliveryId} for update of d`
   if (delivery === undefined) return false
-  const finished = delivery.status === 'delivered' || delivery.status === 'dead_lettered'
-  if (finished) {
-    await sql`
-      update waybill.deliveries set status = 'pending', held = ${!delivery.is_active}, dead_letter_reason = null, completed_at = null,
-        next_attempt_at = ${delivery.is_active ? sql`now()` : null}, updated_at = now()
-      where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`
-    await sql`
-      select waybill.count_deliveries(${[tenantId, tenantId]}, ${[delivery.endpoint_id, delivery.endpoint_id]}::uuid[],
-        ${[delivery.status, 'pending']}::waybill.delivery_status[], ${[-1, 1]})`
-  }
-  if (!delivery.is_active) return true
+  if (delivery.status === 'delivered' || delivery.status === 'dead_lettered') {
+    await reopen(sql, tenantId, deliveryId, delivery)
+    // Where not everything may be sent at once, it stands in line like any other.
+    if (delivery.hold) return true
+  } else if (delivery.held) return true
   const hurried = await sql`
     update pgboss.job set start_after = now() where name = ${DELIVERIES} and id = ${deliveryId} and state < 'active' and start_after > now()
     returning id`
@@ -49,7 +44,26 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
   // To queue it again would wait for whoever settles the job, who waits for this delivery.
   const queued = await sql`select from pgboss.job where name = ${DELIVERIES} and id = ${deliveryId}`
   if (queued.length > 0) return true
-  const job = { id: deliveryId, data: { tenant_id: tenantId, earlier_attempts: delivery.attempt_count } }
-  await sql`select waybill.enqueue(${JSON.stringify([job])}), pg_notify('waybill_due', '')`
+  await sql`
+    select waybill.enqueue(json_build_array(json_build_object('id', ${deliveryId}::text, 'priority', -floor(tag)::int,
+      'data', json_build_object('tenant_id', ${tenantId}::text)))::text), pg_notify('waybill_due', '') from waybill.queue_clock`
   return true
+}
+
+/** A finished delivery becomes pending, with a full set of retries. */
+async function reopen(
+  sql: Db,
+  tenantId: string,
+  deliveryId: string,
+  { endpoint_id, status, hold }: State,
+): Promise<void> {
+  await sql`
+    update waybill.deliveries set status = 'pending', held = ${hold}, earlier_attempts = attempt_count, spent_retries = 0, dead_letter_reason = null,
+      completed_at = null, next_attempt_at = ${hold ? null : sql`now()`}, updated_at = now()
+    where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`
+  await sql`
+    select waybill.count_deliveries(${[tenantId, tenantId]}, ${[endpoint_id, endpoint_id]}::uuid[],
+      ${[status, 'pending']}::waybill.delivery_status[], ${[-1, 1]})`
+  if (hold)
+    await sql`select waybill.count_held(${[tenantId]}, ${[endpoint_id]}::uuid[], ${[1]}), pg_notify('waybill_held', '')`
 }

@@ -1,7 +1,6 @@
 import type { Db, Pool } from '../db.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
-import { releaseDeliveries } from '../flow/hold.ts'
 import { madeAt, UUID } from '../ids.ts'
 import { makeSigningSecret, type SecretBox } from '../secrets.ts'
 import { endpointRoutes } from './endpoint-routes.ts'
@@ -93,7 +92,7 @@ export function mountEndpoints(
         update waybill.endpoints set ${sql(changes)}, updated_at = now()
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns(sql)}`
       if (updated === undefined) throw notFound()
-      if (body.is_active) await releaseDeliveries(sql, tenant.tenantId, target)
+      if (body.is_active) await sql`select pg_notify('waybill_held', '')`
       return updated
     })
     return c.json({ ok: true, ...render(row) }, 200)

@@ -1,0 +1,66 @@
+/** Where an endpoint's breaker stands (waybill.endpoint_stats). */
+export type Breaker = {
+  state: 'closed' | 'open' | 'half_open'
+  /** Attempts at once while half open. */
+  ramp: number | null
+  failedProbes: number
+  /** Seconds until the next probe, when this is a new one; null: as it was. */
+  probeInSeconds: number | null
+}
+
+export type BreakerRules = {
+  /** Opens after this many failed attempts in a row … */
+  failures: number
+  /** … that span at least this long: a burst that fails at once is left to the retries. */
+  seconds: number
+  /** The first probe comes after this long, each later one after twice the last wait, up to the maximum. */
+  probeSeconds: number
+  probeMaxSeconds: number
+  /** Where the ramp ends: what one worker does at once for one endpoint. */
+  cap: number
+}
+
+/** What a batch of attempts did to an endpoint, and what is known of it. */
+export type Evidence = {
+  successes: number
+  failures: number
+  /** Whether the probe that was under way is among the failures. */
+  probeFailed: boolean
+  failureStreak: number
+  failingSeconds: number
+  held: number
+}
+
+const RAMP_START = 2
+/** While half open, one stray failure says little; this many in a row open the breaker again. */
+const HALF_OPEN_FAILURES = 3
+
+/**
+ * The field's circuit breaker, one per endpoint: closed until enough failures in a row, then open with one probe at a
+ * time, then half open with as many attempts at once as the last ones that succeeded, doubled, until nothing is held.
+ * A probe is a delivery's own attempt and spends one of its retries like any other; while the breaker is open nothing
+ * else is sent and nothing else is spent. Pure.
+ */
+export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): Breaker {
+  const reopen = (failedProbes: number): Breaker => ({
+    state: 'open',
+    ramp: null,
+    failedProbes,
+    probeInSeconds: Math.min(rules.probeMaxSeconds, rules.probeSeconds * 2 ** Math.min(failedProbes, 30)),
+  })
+  if (now.state === 'closed') {
+    const failing = seen.failureStreak >= rules.failures && seen.failingSeconds >= rules.seconds
+    return failing ? reopen(0) : now
+  }
+  if (now.state === 'open') {
+    if (seen.successes > 0)
+      return closedOr({ state: 'half_open', ramp: RAMP_START, failedProbes: now.failedProbes, probeInSeconds: null })
+    return seen.probeFailed ? reopen(now.failedProbes + 1) : now
+  }
+  if (seen.successes === 0 && seen.failureStreak >= HALF_OPEN_FAILURES) return reopen(now.failedProbes + 1)
+  return closedOr({ ...now, ramp: Math.min(rules.cap, (now.ramp ?? RAMP_START) + seen.successes) })
+
+  function closedOr(next: Breaker): Breaker {
+    return seen.held === 0 ? { state: 'closed', ramp: null, failedProbes: 0, probeInSeconds: null } : next
+  }
+}

@@ -1,0 +1,61 @@
+import type { Log } from '../log.ts'
+
+export type Loop = {
+  /** There may be something to do: run again now, instead of after the idle time. */
+  wake(): void
+  /** Starts no further run; resolves when the current one is over. */
+  stop(): Promise<void>
+}
+
+/**
+ * Runs `run` again and again: at once while it answers true, else after `idleMs` or when woken, but never sooner than
+ * `pauseMs` after the last run. A run that fails is logged, and the next one comes after the idle time.
+ */
+export function startLoop(options: {
+  name: string
+  run: () => Promise<boolean>
+  idleMs: number
+  pauseMs?: number
+  log: Log
+}): Loop {
+  let stopped = false
+  let woken = false
+  let alarm: (() => void) | undefined
+
+  const sleep = (ms: number) =>
+    new Promise<void>((resolve) => {
+      const timer = setTimeout(resolve, ms)
+      alarm = () => {
+        clearTimeout(timer)
+        resolve()
+      }
+    })
+
+  async function loop(): Promise<void> {
+    while (!stopped) {
+      woken = false
+      let more = false
+      try {
+        more = await options.run()
+      } catch (error) {
+        options.log.error({ err: error }, `${options.name}.failed`)
+        woken = false
+      }
+      if (options.pauseMs) await new Promise((resolve) => setTimeout(resolve, options.pauseMs))
+      if (!more && !woken && !stopped) await sleep(options.idleMs)
+    }
+  }
+
+  const running = loop()
+  return {
+    wake() {
+      woken = true
+      alarm?.()
+    },
+    stop() {
+      stopped = true
+      alarm?.()
+      return running
+    },
+  }
+}

@@ -1,0 +1,154 @@
+import type { Db } from '../db.ts'
+import { type Breaker, type BreakerRules, nextBreaker } from './breaker.ts'
+import type { Result } from './settle.ts'
+
+/** An endpoint's statistics as the batch has left them. */
+export type Standing = {
+  tenant_id: string
+  endpoint_id: string
+  held: number
+  failure_streak: number
+  failing_seconds: number
+  breaker: Breaker['state']
+  ramp: number | null
+  failed_probes: number
+  probing: string | null
+}
+
+export type EndpointRules = BreakerRules & {
+  /** An endpoint that has only failed for this long is set inactive; 0: never. */
+  disableAfterSeconds: number
+}
+
+/** A change that is worth a log line. */
+export type StateChange = {
+  tenant_id: string
+  endpoint_id: string
+  from: string
+  to: string
+  failure_streak: number
+  held: number
+}
+
+/**
+ * What a batch of attempts says about its endpoints: their breakers move, and those that are gone (410) or have failed
+ * for too long are set inactive. The standings' rows are locked by the caller's transaction. Healthy endpoints cost
+ * nothing here.
+ */
+export async function observeEndpoints(
+  sql: Db,
+  standings: Standing[],
+  results: Result[],
+  rules: EndpointRules,
+): Promise<StateChange[]> {
+  const moved = moveBreakers(standings, results, rules)
+  if (moved.length > 0) await storeBreakers(sql, moved)
+  const changes = moved
+    .filter(({ standing, next }) => next.state !== standing.breaker)
+    .map(({ standing, next }) => change(standing, next.state))
+  const recovered = moved
+    .filter(({ standing, next }) => standing.breaker !== 'closed' && next.state === 'closed')
+    .map(({ standing }) => standing)
+  for (const standing of recovered) await announce(sql, 'endpoint.recovered', standing, {})
+  return [...changes, ...(await deactivate(sql, standings, results, rules))]
+}
+
+type Move = { standing: Standing; next: Breaker }
+
+function moveBreakers(standings: Standing[], results: Result[], rules: EndpointRules): Move[] {
+  const suspects = standings.filter(
+    (standing) => standing.breaker !== 'closed' || standing.failure_streak >= rules.failures,
+  )
+  return suspects.flatMap((standing) => {
+    const theirs = results.filter(({ claim, outcome }) => claim.endpointId === standing.endpoint_id && outcome !== null)
+    const successes = theirs.filter(({ ending }) => ending === 'delivered').length
+    const now: Breaker = {
+      state: standing.breaker,
+      ramp: standing.ramp,
+      failedProbes: standing.failed_probes,
+      probeInSeconds: null,
+    }
+    const next = nextBreaker(
+      now,
+      {
+        successes,
+        failures: theirs.length - successes,
+        probeFailed: theirs.some(
+          ({ claim, ending }) => claim.deliveryId === standing.probing && ending !== 'delivered',
+        ),
+        failureStreak: standing.failure_streak,
+        failingSeconds: standing.failing_seconds,
+        held: standing.held,
+      },
+      rules,
+    )
+    return next.state === now.state && next.ramp === now.ramp && next.probeInSeconds === null
+      ? []
+      : [{ standing, next }]
+  })
+}
+
+async function storeBreakers(sql: Db, moved: Move[]): Promise<void> {
+  await sql`
+    update waybill.endpoint_stats s set breaker = m.breaker, ramp = m.ramp, failed_probes = m.failed_probes, probing = null,
+      breaker_since = case when s.breaker = m.breaker then s.breaker_since when m.breaker <> 'closed' then now() end,
+      next_probe_at = case when m.breaker = 'open' then now() + m.probe_in * interval '1 second' end
+    from unnest(${moved.map(({ standing }) => standing.tenant_id)}::text[], ${moved.map(({ standing }) => standing.endpoint_id)}::uuid[],
+      ${moved.map(({ next }) => next.state)}::waybill.breaker[], ${moved.map(({ next }) => next.ramp)}::int[],
+      ${moved.map(({ next }) => next.failedProbes)}::int[], ${moved.map(({ next }) => next.probeInSeconds)}::float8[])
+      as m (tenant_id, endpoint_id, breaker, ramp, failed_probes, probe_in)
+    where s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id`
+}
+
+async function deactivate(
+  sql: Db,
+  standings: Standing[],
+  results: Result[],
+  rules: EndpointRules,
+): Promise<StateChange[]> {
+  const gone = new Set(results.filter(({ ending }) => ending === 'endpoint_gone').map(({ claim }) => claim.endpointId))
+  const reasonOf = (standing: Standing) => {
+    if (gone.has(standing.endpoint_id)) return 'gone'
+    const failed =
+      rules.disableAfterSeconds > 0 &&
+      standing.failure_streak > 0 &&
+      standing.failing_seconds >= rules.disableAfterSeconds
+    return failed ? 'failing' : null
+  }
+  const doomed = standings.flatMap((standing) => {
+    const reason = reasonOf(standing)
+    return reason ? [{ standing, reason }] : []
+  })
+  if (doomed.length === 0) return []
+  const rows = await sql<{ endpoint_id: string; url: string; inactive_since: Date }[]>`
+    update waybill.endpoints p set is_active = false, inactive_reason = d.reason, inactive_since = now(), updated_at = now()
+    from unnest(${doomed.map(({ standing }) => standing.tenant_id)}::text[], ${doomed.map(({ standing }) => standing.endpoint_id)}::uuid[],
+      ${doomed.map(({ reason }) => reason)}::text[]) as d (tenant_id, endpoint_id, reason)
+    where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active
+    returning p.endpoint_id, p.url, p.inactive_since`
+  const changes: StateChange[] = []
+  for (const row of rows) {
+    const known = doomed.find(({ standing }) => standing.endpoint_id === row.endpoint_id)
+    if (known === undefined) continue
+    await announce(sql, 'endpoint.disabled', known.standing, {
+      url: row.url,
+      reason: known.reason,
+      since: row.inactive_since,
+    })
+    changes.push(change(known.standing, 'inactive'))
+  }
+  return changes
+}
+
+const change = (standing: Standing, to: string): StateChange => ({
+  tenant_id: standing.tenant_id,
+  endpoint_id: standing.endpoint_id,
+  from: standing.breaker,
+  to,
+  failure_streak: standing.failure_streak,
+  held: standing.held,
+})
+
+async function announce(sql: Db, type: string, { tenant_id, endpoint_id }: Standing, details: object): Promise<void> {
+  await sql`select waybill.announce(${tenant_id}, ${endpoint_id}, ${type}, ${JSON.stringify({ endpoint_id, ...details })})`
+}
