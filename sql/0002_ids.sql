@@ -1,10 +1,13 @@
 -- Ids are UUIDv7 (RFC 9562, 5.7) made here, so that one clock, the database's, orders everything: 48 bits of milliseconds,
 -- then 12 bits of the millisecond's fraction (method 3), then 62 random bits. created_at is read back from the id.
 
+-- `us` are microseconds since 1970. A single expression, so that Postgres puts it in place of the call.
+create function waybill.make_id(us bigint) returns uuid language sql volatile parallel safe as $$
+  select (lpad(to_hex(us / 1000), 12, '0') || '7' || lpad(to_hex(us % 1000 * 4096 / 1000), 3, '0') || substr(gen_random_uuid()::text, 20))::uuid
+$$;
+
 create function waybill.make_id(at timestamptz) returns uuid language sql volatile parallel safe as $$
-  select (lpad(to_hex(us / 1000), 12, '0') || '7' || lpad(to_hex(us % 1000 * 4096 / 1000), 3, '0')
-          || substr(gen_random_uuid()::text, 20))::uuid
-  from (select (extract(epoch from at) * 1000000)::bigint) as t (us)
+  select waybill.make_id((extract(epoch from at) * 1000000)::bigint)
 $$;
 
 -- A delivery's id starts with the same 64 bits as its event's: all deliveries of one event stand side by side in the

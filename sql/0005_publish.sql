@@ -26,7 +26,8 @@ declare
   window_length constant interval := make_interval(secs => (limits ->> 'window_seconds')::int);
   this_window constant timestamptz := date_bin(window_length, moment, 'epoch');
   -- A microsecond apart, so that the order within the batch is the order of the ids.
-  ids constant uuid[] := array(select waybill.make_id(moment + i * interval '1 microsecond') from generate_subscripts(tenants, 1) i order by i);
+  moment_us constant bigint := extract(epoch from moment) * 1000000;
+  ids constant uuid[] := array(select waybill.make_id(moment_us + i) from generate_subscripts(tenants, 1) i order by i);
   outcomes text[];
   reasons jsonb[];
   rates int[];

