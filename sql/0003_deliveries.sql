@@ -40,8 +40,8 @@ create table waybill.deliveries (
   primary key (tenant_id, delivery_id)
 ) partition by range (delivery_id);
 
--- Only what is not finished: what an endpoint still owes, what is overdue, what may have lost its job.
-create index deliveries_live on waybill.deliveries (tenant_id, endpoint_id, delivery_id)
+-- Only what is not finished, what is queued apart from what is held: a million held deliveries cost nobody else a look.
+create index deliveries_live on waybill.deliveries (tenant_id, endpoint_id, held, delivery_id)
   where status in ('pending', 'retrying');
 create index deliveries_dead on waybill.deliveries (tenant_id, delivery_id) where status = 'dead_lettered';
 

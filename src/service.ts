@@ -4,6 +4,7 @@ import { learnTypes, openDb, type Pool } from './db.ts'
 import { createSender } from './egress/send.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
+import { startSweep } from './flow/sweep.ts'
 import { createApp } from './http/app.ts'
 import { createAuth } from './http/auth.ts'
 import type { ServiceLimits } from './http/limits.ts'
@@ -100,6 +101,8 @@ export async function startService(options: {
       userAgent: `Waybill/${version}`,
     })
     releasers.add('worker', () => worker.stop(config.SHUTDOWN_GRACE_SECONDS * 1000))
+    const sweep = startSweep({ pool, log })
+    releasers.add('sweep', sweep.stop)
   }
 
   const auth = createAuth(pool, database.adminApiKey)

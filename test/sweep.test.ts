@@ -1,0 +1,40 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+test('deliveries whose jobs were deleted behind the service are all sent within 60 seconds', async (t) => {
+  const database = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  receiver.script('/late', 500, 200)
+  const api = await startService(t, { databaseUrl: database.url, mode: 'api' })
+  const tenant = await createTenant(api)
+  await tenant.createEndpoint(receiver.url('/prompt'), { subscribed_events: ['prompt'] })
+  await tenant.createEndpoint(receiver.url('/late'), { subscribed_events: ['late'] })
+  for (let n = 0; n < 20; n++)
+    await tenant.call('POST', '/v1/events', { body: { event_type: 'prompt', payload: { n } } })
+  await database.sql`delete from pgboss.job where name = 'deliveries'`
+
+  const worker = await startService(t, { databaseUrl: database.url, mode: 'worker', env: { RETRY_DELAY_SECONDS: '1' } })
+  await tenant.call('POST', '/v1/events', { body: { event_type: 'late', payload: {} } })
+  await receiver.until(1, { path: '/late' })
+  await waitFor(
+    async () =>
+      (await database.sql`delete from pgboss.job where name = 'deliveries' and state = 'retry' returning id`).length >
+      0,
+    { what: 'the retry to be queued, and lost' },
+  )
+
+  await Promise.all([
+    receiver.until(20, { path: '/prompt', timeoutMs: 60_000 }),
+    receiver.until(2, { path: '/late', timeoutMs: 60_000 }),
+  ])
+  assert.ok(worker.logs.some((line) => line.msg === 'sweep.jobs_recreated'))
+  const delivered = async () => (await tenant.call('GET', '/v1/metrics/summary')).body.deliveries_by_status
+  await waitFor(async () => (await delivered()).delivered === 21, { what: 'all to be recorded' })
+  assert.deepEqual(await delivered(), { pending: 0, retrying: 0, delivered: 21, dead_lettered: 0 })
+  const [attempts] = await database.sql`select max(attempt_number) as most, count(*)::int as n from waybill.attempts`
+  assert.deepEqual({ ...attempts }, { most: 2, n: 22 })
+})
