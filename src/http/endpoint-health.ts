@@ -2,6 +2,8 @@ import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { UUID } from '../ids.ts'
+import { standingFields } from './endpoint-routes.ts'
+import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Mount } from './route.ts'
 import { answers, id, timestamp } from './schemas.ts'
@@ -37,6 +39,7 @@ const getEndpointHealth = createRoute({
           last_success_at: timestamp.nullable(),
           last_failure_at: timestamp.nullable(),
           pending_count: z.int().openapi({ description: 'Deliveries that are not finished.' }),
+          ...standingFields,
           dead_letter_count: z.int(),
         })
         .openapi('EndpointHealth'),
@@ -45,7 +48,7 @@ const getEndpointHealth = createRoute({
   },
 })
 
-type Row = {
+type Row = StandingRow & {
   endpoint_id: string
   attempts: number
   successes: number
@@ -62,17 +65,17 @@ export function mountEndpointHealth(mount: Mount, { pool }: { pool: Pool }): voi
     const endpointId = params.endpoint_id.toLowerCase()
     const [row] = UUID.test(endpointId)
       ? await pool<Row[]>`
-          select e.endpoint_id, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
+          select endpoints.endpoint_id, is_active, ${standingColumns(pool)}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
             coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
-          from waybill.endpoints e
+          from waybill.endpoints
           left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
           cross join lateral (
             select coalesce(sum(attempts), 0)::float8 as attempts,
               coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes
             from waybill.attempt_counts c
-            where c.tenant_id = e.tenant_id and c.endpoint_id = e.endpoint_id
+            where c.tenant_id = endpoints.tenant_id and c.endpoint_id = endpoints.endpoint_id
               and c.hour > date_trunc('hour', now()) - ${WINDOW_HOURS} * interval '1 hour') w
-          where e.tenant_id = ${tenantId} and e.endpoint_id = ${endpointId}`
+          where endpoints.tenant_id = ${tenantId} and endpoints.endpoint_id = ${endpointId}`
       : []
     if (row === undefined) throw new AppError('endpoint_not_found')
     const successRate = row.attempts === 0 ? null : row.successes / row.attempts
@@ -88,6 +91,7 @@ export function mountEndpointHealth(mount: Mount, { pool }: { pool: Pool }): voi
         last_success_at: row.last_success_at,
         last_failure_at: row.last_failure_at,
         pending_count: row.live,
+        ...renderStanding(row),
         dead_letter_count: row.dead_lettered,
       },
       200,

@@ -8,6 +8,18 @@ const security = [{ apiKey: [] }]
 
 const URL_EXAMPLE = 'https://hooks.example.com/waybill'
 
+/** How an endpoint's traffic stands; also part of its health. */
+export const standingFields = {
+  state: z.enum(['active', 'inactive', 'failing', 'recovering']).openapi('EndpointState', {
+    description:
+      '`failing`: it has failed for a while, and gets one probe at a time. `recovering`: it answers again, and gets what was held in growing chunks. `inactive`: it gets nothing.',
+  }),
+  state_reason: z.string().nullable().openapi({ description: 'In words; null while active.', example: null }),
+  state_since: timestamp.nullable(),
+  held_count: z.int().openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
+  next_probe_at: timestamp.nullable().openapi({ description: 'While failing: when the next delivery is tried.' }),
+}
+
 const endpointRecord = z
   .object({
     endpoint_id: id('endpoint'),
@@ -18,6 +30,9 @@ const endpointRecord = z
     is_active: z
       .boolean()
       .openapi({ description: 'An inactive endpoint gets no new events; what waits for it waits.' }),
+    max_per_second: z.int().nullable().openapi({ description: 'Null for no limit.', example: null }),
+    ordered: z.boolean(),
+    ...standingFields,
     created_at: timestamp,
     updated_at: timestamp,
   })
@@ -51,7 +66,23 @@ const writableFields = (allow: readonly AddressRange[]) => ({
     )
     .min(1, 'must name at least 1 event type')
     .max(100, 'must name at most 100 event types')
-    .openapi({ description: 'Event types, or `*` for all of them.', example: ['invoice.paid', 'invoice.voided'] }),
+    .openapi({
+      description:
+        'Event types, or `*` for all that you publish. `endpoint.disabled`, `endpoint.recovered` and `delivery.dead_lettered` are the service’s own: name them to be told what happens to your other endpoints.',
+      example: ['invoice.paid', 'invoice.voided'],
+    }),
+  max_per_second: z
+    .int('must be a whole number')
+    .min(1, 'must be at least 1')
+    .max(10_000, 'must be at most 10000')
+    .nullable()
+    .optional()
+    .openapi({ description: 'Attempts a second at most, evenly spaced; null for no limit.', example: 50 }),
+  ordered: z.boolean().optional().openapi({
+    description:
+      'Strictly one delivery at a time, in publish order: a failing one holds those behind it until it is delivered or dead-lettered.',
+    example: false,
+  }),
 })
 
 const endpointPath = z.object({ endpoint_id: id('endpoint') })

@@ -4,22 +4,37 @@ import { AppError } from '../errors.ts'
 import { madeAt, UUID } from '../ids.ts'
 import { makeSigningSecret, type SecretBox } from '../secrets.ts'
 import { endpointRoutes } from './endpoint-routes.ts'
+import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
 import type { Mount } from './route.ts'
 import { listBody } from './schemas.ts'
 
-type EndpointRow = {
+type EndpointRow = StandingRow & {
   endpoint_id: string
   tenant_id: string
   url: string
   description: string | null
   subscribed_events: string[]
-  is_active: boolean
+  max_per_second: number | null
+  ordered: boolean
   updated_at: Date
 }
 
-const columns = (sql: Db) => sql`endpoint_id, tenant_id, url, description, subscribed_events, is_active, updated_at`
+const columns = (sql: Db) => sql`
+  endpoint_id, tenant_id, url, description, subscribed_events, is_active, max_per_second, ordered, updated_at, ${standingColumns(sql)}`
 
-const render = ({ updated_at, ...row }: EndpointRow) => ({ ...row, created_at: madeAt(row.endpoint_id), updated_at })
+const render = (row: EndpointRow) => ({
+  endpoint_id: row.endpoint_id,
+  tenant_id: row.tenant_id,
+  url: row.url,
+  description: row.description,
+  subscribed_events: row.subscribed_events,
+  is_active: row.is_active,
+  max_per_second: row.max_per_second,
+  ordered: row.ordered,
+  ...renderStanding(row),
+  created_at: madeAt(row.endpoint_id),
+  updated_at: row.updated_at,
+})
 
 /** Endpoints: where a tenant's events go, and the secrets that sign them. */
 export function mountEndpoints(
@@ -56,8 +71,9 @@ export function mountEndpoints(
       if (current >= limit) throw new AppError('endpoint_count', { limit, current })
       const newId = (tenantRow as { id: string }).id
       const [created] = await sql<EndpointRow[]>`
-        insert into waybill.endpoints (tenant_id, endpoint_id, url, description, subscribed_events, signing_secret, updated_at)
+        insert into waybill.endpoints (tenant_id, endpoint_id, url, description, subscribed_events, max_per_second, ordered, signing_secret, updated_at)
         values (${tenant.tenantId}, ${newId}, ${body.url}, ${body.description ?? null}, ${body.subscribed_events},
+          ${body.max_per_second ?? null}, ${body.ordered ?? false},
           ${secretBox.seal(secret, `${tenant.tenantId}/${newId}`)}, waybill.made_at(${newId}))
         returning ${columns(sql)}`
       return created as EndpointRow
@@ -88,12 +104,18 @@ export function mountEndpoints(
     const target = endpointId(params)
     const changes = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined))
     const row = await pool.begin(async (sql) => {
+      const [before] = await sql<{ is_active: boolean }[]>`
+        select is_active from waybill.endpoints where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} for update`
+      if (before === undefined) throw notFound()
+      if (body.is_active === true && !before.is_active) await startAgain(sql, tenant.tenantId, target)
+      const turnedOff = body.is_active === false && before.is_active
       const [updated] = await sql<EndpointRow[]>`
         update waybill.endpoints set ${sql(changes)}, updated_at = now()
+          ${turnedOff ? sql`, inactive_reason = 'tenant', inactive_since = now()` : body.is_active ? sql`, inactive_reason = null, inactive_since = null` : sql``}
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns(sql)}`
-      if (updated === undefined) throw notFound()
-      if (body.is_active) await sql`select pg_notify('waybill_held', '')`
-      return updated
+      // Whatever was changed, more may be allowed now.
+      await sql`select pg_notify('waybill_held', '')`
+      return updated as EndpointRow
     })
     return c.json({ ok: true, ...render(row) }, 200)
   })
@@ -110,4 +132,12 @@ export function mountEndpoints(
     const { previous_secret_expires_at, ...endpoint } = row
     return c.json({ ok: true, ...render(endpoint), signing_secret: secret, previous_secret_expires_at }, 200)
   })
+}
+
+/** An endpoint that was inactive is given the benefit of the doubt, and what was held in growing chunks. */
+async function startAgain(sql: Db, tenantId: string, endpointId: string): Promise<void> {
+  await sql`
+    update waybill.endpoint_stats set failure_streak = 0, failing_since = null, probing = null, next_probe_at = null, failed_probes = 0,
+      breaker = case when held > 0 then 'half_open' else 'closed' end::waybill.breaker, breaker_since = now(), ramp = 2
+    where tenant_id = ${tenantId} and endpoint_id = ${endpointId}`
 }

@@ -26,6 +26,10 @@ const getMetrics = createRoute({
             description: 'Keys are status codes; `none` for no response.',
             example: { '200': 41, '503': 2, none: 1 },
           }),
+          held_count: count.openapi({
+            description: 'Deliveries, pending or retrying, that wait for their endpoints to take them.',
+            example: 0,
+          }),
           dead_letter_count: count,
           retry_count: count.openapi({ description: 'Attempts that were not the first of their delivery.' }),
           endpoint_counts: z.object({ total: count, active: count, inactive: count }),
@@ -39,7 +43,7 @@ const getMetrics = createRoute({
   },
 })
 
-type Deliveries = { pending: number; retrying: number; delivered: number; dead_lettered: number }
+type Deliveries = { pending: number; retrying: number; delivered: number; dead_lettered: number; held: number }
 type Attempts = { status_code: number; attempts: number; retries: number }
 
 /** What happens in a tenant, summed up from its counters. */
@@ -48,7 +52,8 @@ export function mountMetrics(mount: Mount, { pool }: { pool: Pool }): void {
     const [[deliveries], attempts, [endpoints], [oldest]] = await Promise.all([
       pool<Deliveries[]>`
         select coalesce(sum(pending), 0)::float8 as pending, coalesce(sum(retrying), 0)::float8 as retrying,
-          coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered
+          coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered,
+          coalesce(sum(held), 0)::float8 as held
         from waybill.endpoint_stats where tenant_id = ${tenantId}`,
       pool<Attempts[]>`
         select status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
@@ -63,7 +68,7 @@ export function mountMetrics(mount: Mount, { pool }: { pool: Pool }): void {
           order by delivery_id limit 1) oldest
         where e.tenant_id = ${tenantId}`,
     ])
-    const byStatus = deliveries as Deliveries
+    const { held, ...byStatus } = deliveries as Deliveries
     const total = endpoints?.total ?? 0
     const active = endpoints?.active ?? 0
     return c.json(
@@ -73,6 +78,7 @@ export function mountMetrics(mount: Mount, { pool }: { pool: Pool }): void {
         attempts_by_status_code: Object.fromEntries(
           attempts.map((row) => [row.status_code === 0 ? 'none' : row.status_code, row.attempts]),
         ),
+        held_count: held,
         dead_letter_count: byStatus.dead_lettered,
         retry_count: attempts.reduce((sum, row) => sum + row.retries, 0),
         endpoint_counts: { total, active, inactive: total - active },

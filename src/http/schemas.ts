@@ -76,7 +76,7 @@ const cursorAt = (position: RegExp) =>
       description: 'Goes on where a page ended: its `next_cursor`. Excludes `offset`.',
     })
 
-export const encodeCursor = (position: string) => Buffer.from(position).toString('base64url')
+const encodeCursor = (position: string) => Buffer.from(position).toString('base64url')
 
 const pageFields = {
   limit: numberSchema(1, 250, 50, 'How many rows a page holds.'),

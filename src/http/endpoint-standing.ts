@@ -1,0 +1,63 @@
+import type { Db } from '../db.ts'
+
+export type StandingRow = {
+  is_active: boolean
+  inactive_reason: 'tenant' | 'gone' | 'failing' | null
+  inactive_since: Date | null
+  standing: {
+    breaker: 'closed' | 'open' | 'half_open'
+    since: string | null
+    next_probe_at: string | null
+    failure_streak: number
+    failing_since: string | null
+    held: number
+  } | null
+}
+
+/** The columns of a StandingRow, in a query on waybill.endpoints. */
+export const standingColumns = (sql: Db) => sql`
+  inactive_reason, inactive_since,
+  (select json_build_object('breaker', s.breaker, 'since', s.breaker_since, 'next_probe_at', s.next_probe_at,
+      'failure_streak', s.failure_streak, 'failing_since', s.failing_since, 'held', s.held)
+   from waybill.endpoint_stats s where s.tenant_id = endpoints.tenant_id and s.endpoint_id = endpoints.endpoint_id) as standing`
+
+const REASONS = {
+  tenant: 'set inactive by its tenant',
+  gone: 'it answered 410 Gone',
+  failing: 'it did nothing but fail for too long',
+}
+
+const moment = (text: string | null | undefined) => (text ? new Date(text) : null)
+
+/** How an endpoint's traffic stands, and why, in words. */
+export function renderStanding({ is_active, inactive_reason, inactive_since, standing }: StandingRow) {
+  const fields = { held_count: standing?.held ?? 0, next_probe_at: null }
+  if (!is_active) {
+    return {
+      state: 'inactive',
+      state_reason: REASONS[inactive_reason ?? 'tenant'],
+      state_since: inactive_since,
+      ...fields,
+    }
+  }
+  const since = moment(standing?.since)
+  if (standing?.breaker === 'open') {
+    const failing = `failed ${standing.failure_streak} times in a row since ${moment(standing.failing_since)?.toISOString()}`
+    return {
+      state: 'failing',
+      state_reason: failing,
+      state_since: since,
+      ...fields,
+      next_probe_at: moment(standing.next_probe_at),
+    }
+  }
+  if (standing?.breaker === 'half_open') {
+    return {
+      state: 'recovering',
+      state_reason: 'it is getting what was held, in growing chunks',
+      state_since: since,
+      ...fields,
+    }
+  }
+  return { state: 'active', state_reason: null, state_since: null, ...fields }
+}
