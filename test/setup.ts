@@ -14,7 +14,7 @@ const SETTINGS = [
   ...NOTHING_MUST_LAST,
   'listen_addresses=127.0.0.1',
   'unix_socket_directories=',
-  'max_connections=300',
+  'max_connections=500',
   'max_wal_size=4GB',
 ]
 
