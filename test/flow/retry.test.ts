@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { judge, retryAfterSeconds } from '../../src/flow/retry.ts'
 import type { AttemptError } from '../../src/egress/failure.ts'
+import { judge, retryAfterSeconds } from '../../src/flow/retry.ts'
 
 const NOW = new Date('2026-11-21T08:00:00.000Z')
 const DAY = 86_400

@@ -140,7 +140,7 @@ describe('pages', () => {
   test('by offset skip rows', async () => {
     const all = (await list('/v1/deliveries?event_type=many&limit=250')).data
     const page = await list('/v1/deliveries?event_type=many&limit=5&offset=10')
-    assert.deepEqual(page.data, all.slice(10, 15))
+    assert.deepEqual(column(page.data, 'delivery_id'), column(all.slice(10, 15), 'delivery_id'))
     assert.deepEqual([page.limit, page.offset, page.has_more], [5, 10, true])
     const last = await list(`/v1/deliveries?event_type=many&limit=5&offset=${all.length - 5}`)
     assert.deepEqual([last.data.length, last.has_more, last.next_cursor], [5, false, null])

@@ -26,6 +26,19 @@ function assertOurs(answer: RawAnswer | null, status: number, error: string | nu
   assert.equal(body.error, error ?? undefined)
 }
 
+/** Asked before all else, because the answers take ten seconds. */
+const lateAnswers = (() => {
+  const started = Date.now()
+  const answers = Promise.all([
+    rawRequest(service.port, `GET /health HTTP/1.1\r\n${HOST}`),
+    rawRequest(service.port, `POST /v1/events HTTP/1.1\r\n${HOST}X: `, (write) => {
+      const drip = setInterval(() => write('x'), 500)
+      setTimeout(() => clearInterval(drip), 15_000).unref()
+    }),
+  ])
+  return answers.then((both) => ({ answers: both, tookMs: Date.now() - started }))
+})()
+
 describe('what is not HTTP', () => {
   const refused: [string, string, number][] = [
     ['no HTTP at all', 'hello\r\n\r\n', 400],
@@ -58,19 +71,6 @@ describe('what is not HTTP', () => {
       assertOurs(await rawRequest(service.port, head), status, 'invalid request')
     })
   }
-
-  test('headers that do not end, and a body that does not come, are answered with 408', async () => {
-    const started = Date.now()
-    const answers = await Promise.all([
-      rawRequest(service.port, `GET /health HTTP/1.1\r\n${HOST}`),
-      rawRequest(service.port, `POST /v1/events HTTP/1.1\r\n${HOST}X: `, (write) => {
-        const drip = setInterval(() => write('x'), 500)
-        setTimeout(() => clearInterval(drip), 15_000).unref()
-      }),
-    ])
-    for (const answer of answers) assertOurs(answer, 408, 'invalid request')
-    assert.ok(Date.now() - started < 13_500, `${Date.now() - started} ms`)
-  })
 })
 
 describe('HTTP that is unusual', () => {
@@ -199,6 +199,12 @@ describe('a bearer token', () => {
   test('may be spelled in any case, with more than one space', async () => {
     assertOurs(await ask('/v1/dlq', 'GET', `authorization: bEaReR   ${tenant.key}  \r\n`), 200, null)
   })
+})
+
+test('headers that do not end are answered with 408 after ten seconds, however they drip', async () => {
+  const { answers, tookMs } = await lateAnswers
+  for (const answer of answers) assertOurs(answer, 408, 'invalid request')
+  assert.ok(tookMs >= 9500 && tookMs < 14_000, `${tookMs} ms`)
 })
 
 test('nothing above was a fault of ours', () => {

@@ -1,0 +1,227 @@
+import assert from 'node:assert/strict'
+import { after, before, describe, test } from 'node:test'
+import { createDatabase } from '../support/database.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { ADMIN_KEY, createTenant, startService } from '../support/service.ts'
+import { waitFor } from '../support/wait.ts'
+
+const EVENTS = 5000
+const AT_ONCE = 25
+const env = {
+  RETRY_LIMIT: '1',
+  RETRY_DELAY_SECONDS: '1',
+  RATE_LIMIT_EVENTS_WRITE: '0',
+  RATE_LIMIT_READ: '0',
+  LOG_LEVEL: 'warn',
+  RETENTION_DAYS: '2',
+}
+const quiet = { LOG_LEVEL: 'info' }
+
+const database = await createDatabase({ after })
+const { sql } = database
+const service = await startService({ after }, { databaseUrl: database.url, env: { ...env, ...quiet } })
+const receiver = await startReceiver({ after })
+const tenant = await createTenant(service)
+// Another tenant's traffic must not show in any number of the first one's.
+const other = await createTenant(service)
+const get = async (path: string) => (await tenant.call('GET', path)).body
+
+type Endpoint = { endpoint_id: string; path: string; works: boolean }
+const endpoints: Endpoint[] = []
+
+/** What the records themselves say, counted row by row. */
+async function countRecords() {
+  const byStatus = await sql<{ status: string; endpoint_id: string; n: number }[]>`
+    select status, endpoint_id, count(*)::int as n from waybill.deliveries where tenant_id = ${tenant.tenantId} group by 1, 2`
+  const attempts = await sql<{ status_code: number | null; endpoint_id: string; n: number; retries: number }[]>`
+    select status_code, endpoint_id, count(*)::int as n, count(*) filter (where attempt_number > 1)::int as retries
+    from waybill.attempts where tenant_id = ${tenant.tenantId} group by 1, 2`
+  const [made] = await sql<{ n: number }[]>`
+    select coalesce(sum(attempt_count), 0)::int as n from waybill.deliveries where tenant_id = ${tenant.tenantId}`
+  const sum = <T extends { n: number }>(rows: T[], wanted: (row: T) => boolean) =>
+    rows.filter(wanted).reduce((total, row) => total + row.n, 0)
+  return {
+    deliveries: (status: string, endpoint?: string) =>
+      sum(byStatus, (row) => row.status === status && (endpoint === undefined || row.endpoint_id === endpoint)),
+    attempts: (wanted: (row: (typeof attempts)[number]) => boolean = () => true) => sum(attempts, wanted),
+    codes: [...new Set(attempts.map((row) => row.status_code))],
+    retries: attempts.reduce((total, row) => total + row.retries, 0),
+    attemptCounts: made?.n,
+  }
+}
+
+/** Holds metrics, health, usage and the dead-letter list against the records, and answers with the metrics. */
+async function assertAgreement() {
+  const records = await countRecords()
+  const metrics = await get('/v1/metrics/summary')
+  for (const [status, count] of Object.entries(metrics.deliveries_by_status)) {
+    assert.equal(count, records.deliveries(status), status)
+  }
+  const codes = records.codes.map((code) => [code ?? 'none', records.attempts((row) => row.status_code === code)])
+  assert.deepEqual(metrics.attempts_by_status_code, Object.fromEntries(codes))
+  assert.equal(metrics.dead_letter_count, records.deliveries('dead_lettered'))
+  assert.equal(metrics.retry_count, records.retries)
+  assert.equal(records.attemptCounts, records.attempts())
+  for (const { endpoint_id } of endpoints) {
+    const health = await get(`/v1/endpoints/${endpoint_id}/health`)
+    const attempts = records.attempts((row) => row.endpoint_id === endpoint_id)
+    const successes = records.attempts(
+      (row) => row.endpoint_id === endpoint_id && Math.floor((row.status_code ?? 0) / 100) === 2,
+    )
+    assert.equal(health.attempts, attempts)
+    assert.equal(health.success_rate, attempts === 0 ? null : successes / attempts)
+    assert.equal(health.failure_rate, attempts === 0 ? null : (attempts - successes) / attempts)
+    assert.equal(
+      health.pending_count,
+      records.deliveries('pending', endpoint_id) + records.deliveries('retrying', endpoint_id),
+    )
+    assert.equal(health.dead_letter_count, records.deliveries('dead_lettered', endpoint_id))
+    assert.ok(health.recent_status_codes.length <= 20)
+  }
+  return metrics
+}
+
+async function countDeadLetters(): Promise<string[]> {
+  const ids: string[] = []
+  let cursor: string | null = ''
+  while (cursor !== null) {
+    const page: { data: { delivery_id: string }[]; next_cursor: string | null } = await get(
+      `/v1/dlq?limit=250${cursor && `&cursor=${cursor}`}`,
+    )
+    ids.push(...page.data.map((row) => row.delivery_id))
+    cursor = page.next_cursor
+  }
+  return ids
+}
+
+const isSettled = async () => {
+  const { deliveries_by_status: now, queue_age_seconds } = await get('/v1/metrics/summary')
+  return now.pending + now.retrying === 0 && queue_age_seconds === 0
+}
+
+describe(`after ${EVENTS} events to five endpoints of which two fail`, () => {
+  before(async () => {
+    for (const [path, works] of [
+      ['/a', true],
+      ['/b', true],
+      ['/c', true],
+      ['/refuses', false],
+      ['/breaks', false],
+    ] as const) {
+      const { endpoint_id } = await tenant.createEndpoint(receiver.url(path))
+      endpoints.push({ endpoint_id, path, works })
+    }
+    receiver.script('/refuses', 500)
+    // Not an HTTP answer at all: the attempt has no status code.
+    receiver.script('/breaks', { status: 200, headers: { 'x-broken': 'yes' }, body: '' })
+    await tenant.call('PATCH', `/v1/endpoints/${endpoints[4]?.endpoint_id}`, { body: { url: 'http://127.0.0.1:9/' } })
+    await other.createEndpoint(receiver.url('/other'))
+    let left = EVENTS
+    const publishMany = async () => {
+      while (left-- > 0) await tenant.publish('thing.happened', { n: left })
+    }
+    await Promise.all(Array.from({ length: AT_ONCE }, publishMany))
+    for (let i = 0; i < 10; i++) await other.publish()
+    await waitFor(isSettled, { timeoutMs: 120_000, intervalMs: 250, what: 'all deliveries to end' })
+    await receiver.until(10, { path: '/other' })
+  })
+
+  test('every number is what was sent', async () => {
+    const metrics = await assertAgreement()
+    assert.deepEqual(metrics.deliveries_by_status, {
+      pending: 0,
+      retrying: 0,
+      delivered: 3 * EVENTS,
+      dead_lettered: 2 * EVENTS,
+    })
+    assert.deepEqual(metrics.attempts_by_status_code, { 200: 3 * EVENTS, 500: 2 * EVENTS, none: 2 * EVENTS })
+    assert.equal(metrics.retry_count, 2 * EVENTS)
+    assert.deepEqual(metrics.endpoint_counts, { total: 5, active: 5, inactive: 0 })
+    assert.equal(metrics.queue_age_seconds, 0)
+    const usage = await get('/v1/usage/current')
+    assert.deepEqual([usage.events_count, usage.attempts_count], [EVENTS, 7 * EVENTS])
+    for (const { path, works } of endpoints.slice(0, 4)) {
+      assert.equal(receiver.at(path).length, works ? EVENTS : 2 * EVENTS, path)
+    }
+    const [one, , , refuses, breaks] = await Promise.all(
+      endpoints.map(({ endpoint_id }) => get(`/v1/endpoints/${endpoint_id}/health`)),
+    )
+    assert.deepEqual([one.success_rate, one.recent_status_codes, one.last_failure_at], [1, Array(20).fill(200), null])
+    assert.deepEqual(
+      [refuses.success_rate, refuses.recent_status_codes, refuses.last_success_at],
+      [0, Array(20).fill(500), null],
+    )
+    assert.deepEqual([breaks.failure_rate, breaks.recent_status_codes], [1, Array(20).fill(null)])
+  })
+
+  test('the list of dead letters holds each once', async () => {
+    const ids = await countDeadLetters()
+    assert.equal(ids.length, 2 * EVENTS)
+    assert.equal(new Set(ids).size, ids.length)
+  })
+
+  test('replays are counted like everything else', async () => {
+    const { data: dead } = await get('/v1/dlq?limit=100')
+    const { data: delivered } = await get('/v1/deliveries?status=delivered&limit=100')
+    receiver.script('/refuses', 202)
+    const replay = ({ delivery_id }: { delivery_id: string }) =>
+      tenant.call('POST', `/v1/deliveries/${delivery_id}/replay`)
+    for (const { status } of await Promise.all([...dead, ...delivered].map(replay))) assert.equal(status, 202)
+    await waitFor(isSettled, { timeoutMs: 30_000, what: 'all replays to end' })
+    const metrics = await assertAgreement()
+    const mended = dead.filter((row: { endpoint_id: string }) => row.endpoint_id === endpoints[3]?.endpoint_id).length
+    const stillDead = 2 * EVENTS - mended
+    assert.equal(metrics.dead_letter_count, stillDead)
+    assert.equal(metrics.deliveries_by_status.delivered, 3 * EVENTS + mended)
+    const again = mended + 2 * (dead.length - mended) + delivered.length
+    assert.equal(metrics.retry_count, 2 * EVENTS + again)
+    assert.equal(metrics.attempts_by_status_code[202], mended)
+    assert.equal((await get('/v1/usage/current')).attempts_count, 7 * EVENTS + again)
+    assert.equal((await countDeadLetters()).length, stillDead)
+  })
+
+  test('retention takes out of them what it deletes, and nothing else', async () => {
+    const admin = (apply: boolean) =>
+      service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply } })
+    const rows = await countRecords()
+    const total = { deliveries: 5 * EVENTS, attempts: rows.attempts() }
+    const unchanged = await admin(true)
+    assert.deepEqual([unchanged.body.events, unchanged.body.deliveries, unchanged.body.attempts], [0, 0, 0])
+    await assertAgreement()
+    await age(4)
+    const dry = await admin(false)
+    const { events, deliveries, attempts, idempotency_keys } = dry.body
+    assert.deepEqual(
+      { events, deliveries, attempts, idempotency_keys },
+      { events: EVENTS, ...total, idempotency_keys: 0 },
+    )
+    assert.equal(dry.body.applied, false)
+    assert.equal((await countDeadLetters()).length, rows.deliveries('dead_lettered'), 'a dry run deletes nothing')
+    const applied = await admin(true)
+    assert.deepEqual(applied.body, { ...dry.body, applied: true })
+    const metrics = await assertAgreement()
+    assert.deepEqual(metrics.deliveries_by_status, { pending: 0, retrying: 0, delivered: 0, dead_lettered: 0 })
+    assert.deepEqual(metrics.attempts_by_status_code, {})
+    assert.deepEqual(await countDeadLetters(), [])
+    const usage = await get('/v1/usage/current')
+    assert.equal(usage.events_count, EVENTS, 'what was used stays used')
+    const fresh = await tenant.publish()
+    await waitFor(isSettled, { timeoutMs: 30_000 })
+    assert.equal(fresh.delivery_ids.length, 5)
+    await assertAgreement()
+    const { body } = await other.call('GET', '/v1/metrics/summary')
+    assert.equal(body.deliveries_by_status.delivered, 10, 'the other tenant’s records are of today')
+  })
+})
+
+/** Makes all that the tenant has `days` older, as if time had passed: ids carry it. */
+async function age(days: number): Promise<void> {
+  await sql.unsafe(`
+    create or replace function pg_temp.older(id uuid) returns uuid language sql as $$
+      select (lpad(to_hex(('x' || translate(substr(id::text, 1, 13), '-', ''))::bit(48)::bigint - ${days} * 86400000::bigint), 12, '0')
+        || translate(substr(id::text, 15), '-', ''))::uuid $$;
+    update waybill.attempts set delivery_id = pg_temp.older(delivery_id) where tenant_id = '${tenant.tenantId}';
+    update waybill.deliveries set delivery_id = pg_temp.older(delivery_id), event_id = pg_temp.older(event_id) where tenant_id = '${tenant.tenantId}';
+    update waybill.events set event_id = pg_temp.older(event_id) where tenant_id = '${tenant.tenantId}';
+    update waybill.attempt_counts set hour = hour - interval '${days} days' where tenant_id = '${tenant.tenantId}'`)
+}
