@@ -1,10 +1,11 @@
-import postgres from 'postgres'
+import type postgresTypes from 'postgres'
+import { postgres } from './driver.ts'
 import type { Log } from './log.ts'
 
 /** A pool or a transaction: whatever a query runs on. Functions that query take it first. */
-export type Db = postgres.ISql
+export type Db = postgresTypes.ISql
 /** The pool itself: what can open transactions and listen. */
-export type Pool = postgres.Sql
+export type Pool = postgresTypes.Sql
 
 /**
  * Opens a pool of at most `max` connections; nothing connects before the first query. Plans are made for the values at
@@ -43,6 +44,9 @@ const RETRYABLE = new Set(['40P01', '40001'])
 
 /** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization). */
 export const isRetryable = (error: unknown) => error instanceof postgres.PostgresError && RETRYABLE.has(error.code)
+
+/** Whether the database itself answered with an error: it is there, and what it was asked is at fault. */
+export const isRefusal = (error: unknown) => error instanceof postgres.PostgresError
 
 /** Whether `error` is a violation of the unique constraint or index `constraint`. */
 export const isDuplicate = (error: unknown, constraint: string) =>

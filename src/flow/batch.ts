@@ -1,5 +1,4 @@
-import postgres from 'postgres'
-import { isRetryable } from '../db.ts'
+import { isRefusal, isRetryable } from '../db.ts'
 
 /**
  * Natural batches: whatever arrived while the last batches ran is the next batch, so nothing waits for a timer; alone, an
@@ -23,8 +22,7 @@ export function createBatcher<Item, Result>(options: {
       })
     } catch (error) {
       if (isRetryable(error)) await runBatch(batch)
-      else if (batch.length > 1 && error instanceof postgres.PostgresError)
-        for (const entry of batch) await runBatch([entry])
+      else if (batch.length > 1 && isRefusal(error)) for (const entry of batch) await runBatch([entry])
       else for (const entry of batch) entry.reject(error)
     }
   }
