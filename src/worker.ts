@@ -18,7 +18,7 @@ import type { SecretBox } from './secrets.ts'
 
 /** A third of the queue's heartbeat, so that one late touch does not cost a claim. */
 const TOUCH_MS = 3000
-const STALE_LOOK_MS = 500
+const STALE_LOOK_MS = 100
 /** However fast an endpoint is, this share of the slots at most is its own: it may hang the next moment. */
 const TRUSTED_SHARE = 0.75
 const DEAD_LETTER_POLL_MS = 500
@@ -52,10 +52,19 @@ export async function startWorker(deps: {
 }): Promise<Worker> {
   const { pool, claims, boss, log, rules } = deps
   const interrupt = new AbortController()
-  /** Everything that is claimed: started, or waiting for its endpoint or its slot. */
-  const inHand = new Map<string, { claim: Claim; release: () => void }>()
+  /** Ends the waiting of those that have not been sent yet. */
+  const closing = new AbortController()
+  /**
+   * Everything that is claimed: started, or waiting for its endpoint or its moment, with what frees its slot. By claim: when
+   * one lapses, this very worker may claim the delivery again.
+   */
+  const inHand = new Map<Claim, () => void>()
   const attempts = new Set<Promise<void>>()
-  const lanes = createLanes({ cap: rules.cap, trusted: Math.floor(deps.concurrency * TRUSTED_SHARE) })
+  const lanes = createLanes({
+    cap: rules.cap,
+    trusted: Math.floor(deps.concurrency * TRUSTED_SHARE),
+    slots: deps.concurrency,
+  })
   const deliver = createDeliver({
     sender: deps.sender,
     record: untilRecorded(createRecord({ pool, boss, rules, log }), log),
@@ -67,9 +76,9 @@ export async function startWorker(deps: {
 
   async function attempt(claim: Claim): Promise<void> {
     try {
-      if (claim.startAt !== null) await until(claim.startAt, interrupt.signal)
+      if (claim.startAt !== null) await until(claim.startAt, closing.signal)
       const { held } = await deliver(claim, interrupt.signal)
-      if (held && lanes.busy(claim.endpointId) <= lanes.room(claim.endpointId) / 2) releaser.wake()
+      if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
     } catch (error) {
       if (error === SHUTTING_DOWN) await handBack([claim])
       // Ours to mend, not the receiver's fault: the claim lapses and the delivery is tried again.
@@ -90,23 +99,27 @@ export async function startWorker(deps: {
 
   /** They are not in hand any more, and their slots are free. */
   function letGo(claims: Claim[]): void {
-    for (const { deliveryId } of claims) {
-      inHand.get(deliveryId)?.release()
-      inHand.delete(deliveryId)
+    for (const claim of claims) {
+      inHand.get(claim)?.()
+      inHand.delete(claim)
     }
   }
 
-  /** As if they had never been claimed: an interrupted attempt is not a failed one, and costs no retry. */
+  /**
+   * As if they had never been claimed: an interrupted attempt is not a failed one, and costs no retry. When the database
+   * does not answer, the claims lapse instead.
+   */
   async function handBack(given: Claim[]): Promise<void> {
     letGo(given)
-    const ids = new Set(
-      await unclaim(
-        pool,
-        given.map(({ job }) => job),
-      ),
-    )
-    const tenants = given.filter(({ deliveryId }) => ids.has(deliveryId)).map(({ tenantId }) => tenantId)
-    if (tenants.length > 0) await refundAttempts(pool, tenants)
+    if (given.length === 0) return
+    const jobs = given.map(({ job }) => job)
+    try {
+      const ids = new Set(await unclaim(pool, jobs))
+      const tenants = given.filter(({ deliveryId }) => ids.has(deliveryId)).map(({ tenantId }) => tenantId)
+      if (tenants.length > 0) await refundAttempts(pool, tenants)
+    } catch (error) {
+      log.error({ err: error, deliveries: given.length }, 'worker.hand_back_failed')
+    }
   }
 
   async function hold(held: Claim[]): Promise<void> {
@@ -121,11 +134,11 @@ export async function startWorker(deps: {
   const deliveries = startDispatcher({
     slots: deps.concurrency,
     log,
-    async fetch(kind, max, release) {
+    async fetch(kind, max, take) {
       const claimed = await claimDeliveries(claims, boss, { kind, max, monthlyAttempts: deps.monthlyAttempts })
       const full: Claim[] = []
       for (const claim of claimed.send) {
-        inHand.set(claim.deliveryId, { claim, release })
+        inHand.set(claim, take())
         const verdict = lanes.admit(claim)
         if (verdict === 'start') start(claim)
         if (verdict === 'full') full.push(claim)
@@ -139,9 +152,7 @@ export async function startWorker(deps: {
           { db: bossDb(pool) },
         )
       }
-      const idle = claimed.hold.length + claimed.obsolete.length
-      for (let freed = 0; freed < idle; freed++) setImmediate(release)
-      return claimed.send.length + idle
+      return claimed.send.length + claimed.hold.length + claimed.obsolete.length
     },
   })
   const releaser = startReleaser({ pool, lanes, leaseSeconds: deps.attemptTimeoutSeconds + 10, log })
@@ -162,7 +173,7 @@ export async function startWorker(deps: {
     },
   })
   const touching = setInterval(() => {
-    const jobs = [...inHand.values()].map(({ claim }) => claim.job)
+    const jobs = [...inHand.keys()].map((claim) => claim.job)
     if (jobs.length === 0) return
     boss
       .touch(DELIVERIES, jobs, { db: bossDb(pool) })
@@ -174,8 +185,8 @@ export async function startWorker(deps: {
   return {
     async stop(graceMs) {
       await Promise.all([deliveries.stop(), releaser.stop(), deadLetters.stop(), waiting.stop()])
-      const parked = lanes.takeStale(Number.POSITIVE_INFINITY)
-      if (parked.length > 0) await handBack(parked)
+      closing.abort(SHUTTING_DOWN)
+      await handBack(lanes.takeWaiting())
       const timer = setTimeout(() => interrupt.abort(SHUTTING_DOWN), graceMs)
       while (attempts.size > 0) await Promise.all(attempts)
       clearTimeout(timer)

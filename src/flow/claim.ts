@@ -67,14 +67,19 @@ export async function claimDeliveries(
   boss: PgBoss,
   options: { kind: 'first' | 'retry'; max: number; monthlyAttempts: number },
 ): Promise<Claimed> {
+  const priorities =
+    options.kind === 'first'
+      ? { minPriority: RETRY_PRIORITY + 1 }
+      : { minPriority: await duePriority(pool), maxPriority: RETRY_PRIORITY }
   const jobs = await boss.fetch<DeliveryJob>(DELIVERIES, {
     batchSize: options.max,
-    ...(options.kind === 'first' ? { minPriority: RETRY_PRIORITY + 1 } : { maxPriority: RETRY_PRIORITY }),
+    ...priorities,
     db: bossDb(pool),
   })
   if (jobs.length === 0) return { send: [], hold: [], obsolete: [] }
   const ids = jobs.map((job) => job.id).sort()
   const [first, last] = [ids[0] as string, ids.at(-1) as string]
+  const tag = Math.max(0, ...jobs.map((job) => job.data.tag ?? 0))
   const asked = Date.now()
   const rows = await pool<Row[]>`
     with jobs as (
@@ -83,7 +88,8 @@ export async function claimDeliveries(
         ${jobs.map((job) => job.retryCount)}::int[], ${jobs.map((job) => job.data.slot ?? null)}::float8[]
       ) as j (tenant_id, delivery_id, retry_count, slot)
     ), ticked as (
-      update waybill.queue_clock set tag = ${Math.max(0, ...jobs.map((job) => job.data.tag ?? 0))} where tag < ${Math.max(0, ...jobs.map((job) => job.data.tag ?? 0))}
+      -- A tag from before the clock was set back (waybill.rebase_queue) is far ahead, and must not undo it.
+      update waybill.queue_clock set tag = ${tag} where tag < ${tag} and tag > ${tag} - 1e7
     ), found as (
       select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, d.endpoint_id, e.payload,
         p.url, p.signing_secret,
@@ -92,7 +98,7 @@ export async function claimDeliveries(
         d.status in ('pending', 'retrying') and p.is_active
           and (s.breaker is distinct from 'open' or s.probing = d.delivery_id)
           -- A slot is good for one attempt, and a worker that comes late to it must not crowd those of the next ones.
-          and (p.max_per_second is null or coalesce(j.slot > extract(epoch from now()) * 1000 - 1000, false)) as sendable
+          and (p.max_per_second is null or coalesce(j.slot > extract(epoch from now()) * 1000 - 250, false)) as sendable
       from jobs j
       left join waybill.deliveries d on d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
         and d.delivery_id between waybill.first_delivery_id(${first}) and waybill.last_delivery_id(${last})
@@ -111,10 +117,16 @@ export async function claimDeliveries(
       m.count - count(*) filter (where f.sendable) over (partition by f.tenant_id)
         + count(*) filter (where f.sendable) over (partition by f.tenant_id order by f.delivery_id)
         <= coalesce((t.limits ->> 'monthly_attempts')::bigint, ${options.monthlyAttempts}) as within_quota
-    from found f join waybill.tenants t using (tenant_id) left join metered m using (tenant_id)`
+    from found f left join waybill.tenants t using (tenant_id) left join metered m using (tenant_id)`
   // Half the round trip went by before the database read its clock.
   const clockOffsetMs = rows[0] ? Math.round(rows[0].now.getTime() - (asked + Date.now()) / 2) : 0
   return sortOut(rows, clockOffsetMs)
+}
+
+/** The priority of the retries that are due now: those below it are not. The database's clock decides. */
+async function duePriority(pool: Pool): Promise<number> {
+  const [due] = await pool<[{ priority: number }]>`select waybill.retry_priority(now()) as priority`
+  return due.priority
 }
 
 function sortOut(rows: Row[], clockOffsetMs: number): Claimed {

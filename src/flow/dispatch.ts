@@ -11,43 +11,55 @@ const PAUSE_MS = 5
 const MAX_BATCH = 100
 
 /**
- * Keeps up to `slots` items in flight: fetches as many as there are free slots, never more, so that a slow receiver holds
- * one slot and no batch. While both kinds have a backlog, retries get at least an eighth and at most a quarter of the
- * slots. `fetch` claims at most `max` items and starts each; it answers how many it found and must call `release` once
- * for each that ends.
+ * Keeps up to `slots` items in hand: fetches as many as there are free slots, never more, so that a slow receiver holds
+ * one slot and no batch. Retries get at most half of the slots, so that a first attempt finds one; while both kinds have
+ * a backlog, at most a quarter and at least an eighth. `fetch` claims at most `max` items and answers how many it found; for each that it keeps it takes a slot, by
+ * `take`, and calls the function that it got when the item ends (once counts, however often it is called).
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
-  fetch: (kind: Kind, max: number, release: () => void) => Promise<number>
+  fetch: (kind: Kind, max: number, take: () => () => void) => Promise<number>
 }): Loop {
   const { slots } = options
-  const inFlight = { first: 0, retry: 0 }
+  const inHand = { first: 0, retry: 0 }
   /** Whether the last fetch found all that it asked for. */
   const backlog = { first: false, retry: false }
   let lastRetryLook = 0
 
+  function take(kind: Kind): () => void {
+    let taken = true
+    inHand[kind]++
+    return () => {
+      if (!taken) return
+      taken = false
+      inHand[kind]--
+      if (backlog.first || backlog.retry) loop.wake()
+    }
+  }
+
   async function fetch(kind: Kind, room: number): Promise<void> {
     const max = Math.min(Math.floor(room), MAX_BATCH)
     if (max <= 0) return
-    const found = await options.fetch(kind, max, () => {
-      inFlight[kind]--
-      if (backlog.first || backlog.retry) loop.wake()
-    })
-    inFlight[kind] += found
+    const found = await options.fetch(kind, max, () => take(kind))
     backlog[kind] = found >= max
   }
 
   async function run(): Promise<boolean> {
-    const free = () => slots - inFlight.first - inFlight.retry
-    if (free() <= 0) return false
+    const free = () => slots - inHand.first - inHand.retry
+    if (free() <= 0) {
+      // What woke us may be there still when a slot is free again.
+      backlog.first = true
+      return false
+    }
     if (free() < MAX_BATCH / 4 && (backlog.first || backlog.retry))
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
-    const reserved = backlog.retry ? Math.max(0, Math.ceil(slots / 8) - inFlight.retry) : 0
-    await fetch('first', free() - reserved)
-    if (backlog.retry || Date.now() - lastRetryLook >= POLL_MS) {
+    const mustLook = Date.now() - lastRetryLook >= POLL_MS
+    const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
+    await fetch('first', free() - Math.max(share, mustLook ? 1 : 0))
+    if ((backlog.retry || mustLook) && free() > 0) {
       lastRetryLook = Date.now()
-      await fetch('retry', Math.min(free(), backlog.first ? Math.max(1, slots / 4) - inFlight.retry : slots))
+      await fetch('retry', Math.min(free(), Math.max(1, slots / (backlog.first ? 4 : 2)) - inHand.retry))
     }
     return (backlog.first || backlog.retry) && free() > 0
   }

@@ -1,20 +1,23 @@
 import type { Claim } from './claim.ts'
 
 /** How long a released delivery counts as on its way here: another worker may have claimed it. */
-const ARRIVAL_MS = 2000
+const ARRIVAL_MS = 500
 /** What waits here must be done in about this time; what would take longer is held. */
 const PATIENCE_MS = 300
 /** An endpoint's pace is what it finished in windows of this length. */
 const WINDOW_MS = 500
+/** Beyond this many times the patience a wait is over, whatever was foreseen. */
+const STALE = 4
 
 type Lane = {
-  /** When each attempt under way was started, oldest first. */
-  started: Map<string, number>
+  tenantId: string
+  /** When each attempt under way was started, oldest first. By claim, not by delivery: one may be claimed twice. */
+  started: Map<Claim, number>
   waiting: { claim: Claim; since: number }[]
   arriving: { count: number; until: number }
   window: { since: number; finished: number }
   /** Attempts finished in the last whole window. */
-  pace: number
+  lastWindow: number
 }
 
 export type Lanes = {
@@ -22,10 +25,18 @@ export type Lanes = {
   admit(claim: Claim): 'start' | 'wait' | 'full'
   /** An attempt has ended: answers the claim that takes its place, if one waits. */
   next(claim: Claim): Claim | undefined
-  /** Claims that have waited far longer than was foreseen; they are no longer waiting afterwards. */
+  /** Claims that would have to wait longer than was foreseen; they are no longer waiting afterwards. */
   takeStale(now: number): Claim[]
+  /** All claims that wait; none is waiting afterwards. */
+  takeWaiting(): Claim[]
   /** `count` deliveries of the endpoint were released and will arrive soon. */
   expect(endpointId: string, count: number): void
+  /** Whether it is time to release more: half of what the endpoint can have in hand here, or more, is free. */
+  isRoomy(endpointId: string): boolean
+  /** What the endpoint finishes in half a second, as far as is known. */
+  pace(endpointId: string): number
+  /** How many more slots endpoints of the tenant may take that are not known to be quick. */
+  spare(tenantId: string): number
   /** How many of the endpoint's deliveries are started, waiting or arriving. */
   busy(endpointId: string): number
   /** How many of them this process can make use of: what it starts at once, or finishes in half a second. */
@@ -33,96 +44,152 @@ export type Lanes = {
 }
 
 /**
- * The attempts under way in this process, by endpoint: at most `cap` each (fewer where the endpoint says so), so that a
- * slow one cannot take the whole worker; one that keeps finishing gets more with its pace, up to `trusted`. Others may
- * wait here as long as the endpoint is fast enough not to keep them waiting; so a fast one is never slowed, and a slow
- * one never fills the memory.
+ * The attempts under way in this process, by endpoint, such that no endpoint takes the worker from the others:
+ * - at most `cap` at once, and at most a quarter of the slots in which no other is stuck. A slot is stuck when its lane does not turn
+ *   it over within a window; so each endpoint that hangs takes less than the one before, and leaves room for others;
+ * - the endpoints of one tenant that do not turn theirs over, together at most half of what others leave;
+ * - an endpoint that keeps finishing gets more with its pace, up to `trusted`: it is never slowed;
+ * - others wait here only as long as the endpoint is fast enough to come to them soon; what does not fit is held, so a
+ *   slow endpoint fills neither the slots nor the memory.
  */
-export function createLanes({ cap, trusted }: { cap: number; trusted: number }): Lanes {
+export function createLanes({ cap, trusted, slots }: { cap: number; trusted: number; slots: number }): Lanes {
   const lanes = new Map<string, Lane>()
+  let stuck = { at: 0, count: 0, byTenant: new Map<string, number>() }
 
-  function laneOf(endpointId: string): Lane {
+  function laneOf(endpointId: string, tenantId = ''): Lane {
     let lane = lanes.get(endpointId)
     if (lane === undefined) {
       lane = {
+        tenantId,
         started: new Map(),
         waiting: [],
         arriving: { count: 0, until: 0 },
         window: { since: Date.now(), finished: 0 },
-        pace: 0,
+        lastWindow: 0,
       }
       lanes.set(endpointId, lane)
     }
+    lane.tenantId ||= tenantId
     return lane
   }
 
-  const arriving = (lane: Lane) => (lane.arriving.until > Date.now() ? lane.arriving.count : 0)
+  const arriving = (lane: Lane, now: number) => (lane.arriving.until > now ? lane.arriving.count : 0)
 
-  function forgetIdle(endpointId: string, lane: Lane) {
-    const idle = lane.started.size === 0 && lane.waiting.length === 0 && arriving(lane) === 0
-    if (idle && Date.now() - lane.window.since > ARRIVAL_MS) lanes.delete(endpointId)
-  }
-
-  function roll(lane: Lane, now: number) {
+  /** Attempts that the endpoint finishes in a window, as far as is known. */
+  function paceOf(lane: Lane, now: number): number {
     const age = now - lane.window.since
-    if (age < WINDOW_MS) return
-    lane.pace = age < 2 * WINDOW_MS ? lane.window.finished : 0
-    lane.window = { since: now, finished: 0 }
+    if (age >= WINDOW_MS) {
+      lane.lastWindow = age < 2 * WINDOW_MS ? lane.window.finished : 0
+      lane.window = { since: now, finished: 0 }
+    }
+    return Math.max(lane.lastWindow, lane.window.finished)
   }
 
-  function isPatient(lane: Lane, now: number): boolean {
+  /** What the endpoint has in hand beyond what it finishes in a window. */
+  const stuckIn = (lane: Lane, now: number) => Math.max(0, lane.started.size + lane.waiting.length - paceOf(lane, now))
+
+  /** Counted anew every millisecond, and kept up in between. */
+  function countStuck(now: number): void {
+    if (stuck.at === now) return
+    stuck = { at: now, count: 0, byTenant: new Map() }
+    for (const lane of lanes.values()) addStuck(lane, stuckIn(lane, now))
+  }
+
+  function addStuck({ tenantId }: Lane, count: number): void {
+    if (count === 0) return
+    stuck.count += count
+    stuck.byTenant.set(tenantId, (stuck.byTenant.get(tenantId) ?? 0) + count)
+  }
+
+  /** A quarter of the slots in which no other lane is stuck. */
+  function share(lane: Lane, now: number): number {
+    countStuck(now)
+    return Math.max(1, Math.floor((slots - stuck.count + stuckIn(lane, now)) / 4))
+  }
+
+  /** How many more slots may be stuck for a tenant: in all half of those in which no other tenant is. */
+  function spareOf(tenantId: string, now: number): number {
+    countStuck(now)
+    const own = stuck.byTenant.get(tenantId) ?? 0
+    return Math.max(1, Math.floor((slots - stuck.count + own) / 2)) - own
+  }
+
+  /** What may be under way at once. */
+  const limitOf = (lane: Lane, now: number) =>
+    Math.max(Math.min(trusted, paceOf(lane, now)), Math.min(cap, share(lane, now)))
+
+  /** Nothing has been under way for long: there is no telling yet how fast the endpoint is. */
+  function isFresh(lane: Lane, now: number): boolean {
     const [oldest] = lane.started.values()
-    // Once nothing has come back for as long as one may wait, the endpoint is not fast now.
     return oldest === undefined || now - oldest <= PATIENCE_MS
   }
 
+  const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, now) * PATIENCE_MS) / WINDOW_MS)
+
   return {
     admit(claim) {
-      const lane = laneOf(claim.endpointId)
+      const lane = laneOf(claim.endpointId, claim.tenantId)
       const now = Date.now()
-      roll(lane, now)
       if (lane.arriving.count > 0) lane.arriving.count--
-      if (lane.started.size < (claim.atOnce ?? Math.max(cap, Math.min(trusted, lane.pace)))) {
-        lane.started.set(claim.deliveryId, now)
-        return 'start'
+      const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
+      if (!isQuick && spareOf(claim.tenantId, now) <= 0) return 'full'
+      const limit = claim.atOnce ?? limitOf(lane, now)
+      if (lane.started.size < limit) {
+        // A paced one is not under way before its slot.
+        lane.started.set(claim, Math.max(now, claim.startAt ?? 0))
+      } else {
+        const most = Math.max(inPatience(lane, now), isFresh(lane, now) ? share(lane, now) : 0)
+        if (claim.atOnce === 1 || lane.waiting.length >= most) return 'full'
+        lane.waiting.push({ claim, since: now })
       }
-      if (claim.atOnce === 1 || !isPatient(lane, now)) return 'full'
-      lane.waiting.push({ claim, since: now })
-      return 'wait'
+      if (!isQuick) addStuck(lane, 1)
+      return lane.started.has(claim) ? 'start' : 'wait'
     },
     next(claim) {
       const lane = laneOf(claim.endpointId)
       const now = Date.now()
-      roll(lane, now)
+      lane.started.delete(claim)
+      paceOf(lane, now)
       lane.window.finished++
-      lane.started.delete(claim.deliveryId)
       const entry = lane.waiting.shift()
-      if (entry !== undefined) lane.started.set(entry.claim.deliveryId, now)
+      if (entry !== undefined) lane.started.set(entry.claim, now)
       return entry?.claim
     },
     takeStale(now) {
       const stale: Claim[] = []
       for (const [endpointId, lane] of lanes) {
-        while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - 4 * PATIENCE_MS) {
+        const keep = isFresh(lane, now) ? lane.waiting.length : 2 * inPatience(lane, now)
+        // The newest go first, so that those which stay are in order.
+        if (lane.waiting.length > keep) stale.push(...lane.waiting.splice(keep).map(({ claim }) => claim))
+        while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - STALE * PATIENCE_MS) {
           stale.push((lane.waiting.shift() as Lane['waiting'][number]).claim)
         }
-        forgetIdle(endpointId, lane)
+        const idle = lane.started.size === 0 && lane.waiting.length === 0 && arriving(lane, now) === 0
+        if (idle && now - lane.window.since > 2 * WINDOW_MS) lanes.delete(endpointId)
       }
       return stale
     },
+    takeWaiting() {
+      return [...lanes.values()].flatMap((lane) => lane.waiting.splice(0).map(({ claim }) => claim))
+    },
     expect(endpointId, count) {
       const lane = laneOf(endpointId)
-      lane.arriving = { count: arriving(lane) + count, until: Date.now() + ARRIVAL_MS }
+      const now = Date.now()
+      lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
     },
+    isRoomy(endpointId) {
+      return this.busy(endpointId) <= this.room(endpointId) / 2
+    },
+    pace: (endpointId) => paceOf(laneOf(endpointId), Date.now()),
+    spare: (tenantId) => spareOf(tenantId, Date.now()),
     busy(endpointId) {
       const lane = lanes.get(endpointId)
-      return lane === undefined ? 0 : lane.started.size + lane.waiting.length + arriving(lane)
+      return lane === undefined ? 0 : lane.started.size + lane.waiting.length + arriving(lane, Date.now())
     },
     room(endpointId) {
-      const lane = lanes.get(endpointId)
-      if (lane === undefined) return cap
-      roll(lane, Date.now())
-      return Math.max(cap, lane.pace, lane.window.finished)
+      const now = Date.now()
+      const lane = laneOf(endpointId)
+      return Math.max(limitOf(lane, now), paceOf(lane, now))
     },
   }
 }

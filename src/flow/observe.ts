@@ -126,6 +126,10 @@ async function deactivate(
       ${doomed.map(({ reason }) => reason)}::text[]) as d (tenant_id, endpoint_id, reason)
     where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active
     returning p.endpoint_id, p.url, p.inactive_since`
+  // Made active again, it has its days again.
+  await sql`
+    update waybill.endpoint_stats set failure_streak = 0, failing_since = null
+    where (tenant_id, endpoint_id) in (select * from unnest(${doomed.map(({ standing }) => standing.tenant_id)}::text[], ${doomed.map(({ standing }) => standing.endpoint_id)}::uuid[]))`
   const changes: StateChange[] = []
   for (const row of rows) {
     const known = doomed.find(({ standing }) => standing.endpoint_id === row.endpoint_id)

@@ -22,11 +22,20 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     pauseMs: PAUSE_MS,
     log: deps.log,
     async run() {
+      // More than one look can hold take turns by chance.
       const candidates = await pool<{ tenant_id: string; endpoint_id: string }[]>`
         select s.tenant_id, s.endpoint_id from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
-        where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now()) limit ${MAX_LANES}`
+        where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now()) order by random() limit ${MAX_LANES}`
+      // What would find no slot would be held again at once.
+      const spare = new Map<string, number>()
+      const hasSpare = (lane: { tenant_id: string; endpoint_id: string }) => {
+        const left = spare.get(lane.tenant_id) ?? lanes.spare(lane.tenant_id)
+        const quick = lanes.busy(lane.endpoint_id) < lanes.pace(lane.endpoint_id)
+        if (!quick) spare.set(lane.tenant_id, left - 1)
+        return quick || left > 0
+      }
       // Half a lane's worth at least: a statement for each settled attempt would cost more than the attempt.
-      const roomy = candidates.filter((lane) => lanes.busy(lane.endpoint_id) <= lanes.room(lane.endpoint_id) / 2)
+      const roomy = candidates.filter((lane) => lanes.isRoomy(lane.endpoint_id) && hasSpare(lane))
       if (roomy.length === 0) return false
       const released = await pool<{ endpoint_id: string; released: number }[]>`
         select endpoint_id, released from waybill.release_held(

@@ -33,7 +33,7 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
     if (delivery.hold) return true
   } else if (delivery.held) return true
   const hurried = await sql`
-    update pgboss.job set start_after = now() where name = ${DELIVERIES} and id = ${deliveryId} and state < 'active' and start_after > now()
+    update pgboss.job set start_after = now(), priority = greatest(priority, waybill.retry_priority(now())) where name = ${DELIVERIES} and id = ${deliveryId} and state < 'active' and start_after > now()
     returning id`
   if (hurried.length > 0) {
     await sql`update waybill.deliveries set next_attempt_at = now(), updated_at = now() where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`

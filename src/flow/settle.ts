@@ -1,10 +1,10 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db } from '../db.ts'
-import { bossDb, DEAD_LETTERS, DELIVERIES, RETRY_PRIORITY, settledIds } from '../queue.ts'
+import { bossDb, DEAD_LETTERS, DELIVERIES, settledIds } from '../queue.ts'
 import type { AttemptRecord } from './record.ts'
 
 /** How a delivery stands after an attempt: finished, waiting for a retry, or dead-lettered for a reason. */
-export type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
+type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
 export type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | null }
 
 /**
@@ -55,7 +55,8 @@ function endingOf({ verdict }: AttemptRecord, nextAttemptAt: Date | null): Endin
  */
 async function delayRetries(sql: Db, failed: AttemptRecord[]) {
   return await sql<{ id: string; start_after: Date }[]>`
-    update pgboss.job j set priority = ${RETRY_PRIORITY}, start_after = greatest(j.start_after, now() + f.not_before * interval '1 second')
+    update pgboss.job j set priority = waybill.retry_priority(greatest(j.start_after, now() + f.not_before * interval '1 second')),
+      start_after = greatest(j.start_after, now() + f.not_before * interval '1 second')
     from unnest(${failed.map(({ claim }) => claim.deliveryId)}::uuid[],
       ${failed.map(({ verdict }) => (verdict.kind === 'failed' ? verdict.notBeforeSeconds : 0))}::int[]) as f (id, not_before)
     where j.name = ${DELIVERIES} and j.id = f.id and j.state = 'retry'
