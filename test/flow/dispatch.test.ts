@@ -1,0 +1,85 @@
+import assert from 'node:assert/strict'
+import { suite, type TestContext, test } from 'node:test'
+import { type Kind, startDispatcher } from '../../src/flow/dispatch.ts'
+import { createLog } from '../../src/log.ts'
+import { waitFor } from '../support/wait.ts'
+
+const log = createLog('silent')
+
+/** A queue in memory with so many of each kind; what is claimed is in hand until the test ends it. */
+function start(t: TestContext, waiting: Record<Kind, number>, { slots = 80, keep = true } = {}) {
+  const ends: { kind: Kind; end: () => void }[] = []
+  const seen = { most: 0, fetches: 0 }
+  const loop = startDispatcher({
+    slots,
+    log,
+    async fetch(kind, max, take) {
+      seen.fetches++
+      await new Promise((resolve) => setImmediate(resolve))
+      const found = Math.min(max, waiting[kind])
+      waiting[kind] -= found
+      for (let n = 0; n < found; n++) if (keep) ends.push({ kind, end: take() })
+      seen.most = Math.max(seen.most, ends.length)
+      return found
+    },
+  })
+  const inHand = (kind: Kind) => ends.filter((one) => one.kind === kind).length
+  const end = (count: number) => {
+    for (const one of ends.splice(0, count)) one.end()
+  }
+  t.after(loop.stop)
+  return { loop, ends, seen, inHand, end }
+}
+
+suite('the dispatcher', () => {
+  test('never has more in hand than there are slots, and refills them as they are freed', async (t) => {
+    const { ends, seen, end } = start(t, { first: 1000, retry: 0 })
+    await waitFor(() => ends.length === 80)
+    end(30)
+    await waitFor(() => ends.length === 80)
+    assert.equal(seen.most, 80)
+  })
+
+  test('gives retries their reserved share while both have a backlog', async (t) => {
+    const { inHand, end } = start(t, { first: 100_000, retry: 100_000 })
+    for (let round = 0; round < 50; round++) {
+      end(20)
+      await new Promise((resolve) => setTimeout(resolve, 20))
+    }
+    await waitFor(() => inHand('first') + inHand('retry') === 80)
+    assert.ok(inHand('retry') >= 10 && inHand('retry') <= 21, `${inHand('retry')} of 80 are retries`)
+  })
+
+  test('a slot is freed once, however often its end is told', async (t) => {
+    const { ends, seen, end } = start(t, { first: 1000, retry: 0 })
+    await waitFor(() => ends.length === 80)
+    const [one] = ends
+    end(1)
+    one!.end()
+    one!.end()
+    await waitFor(() => ends.length === 80)
+    await new Promise((resolve) => setTimeout(resolve, 100))
+    assert.equal(seen.most, 80)
+  })
+
+  test('what is announced while all slots are taken is fetched as soon as one is free', async (t) => {
+    const waiting = { first: 80, retry: 0 }
+    const { loop, ends, end } = start(t, waiting)
+    await waitFor(() => ends.length === 80)
+    // One look finds that there is no slot; the wake-up is not lost with it.
+    waiting.first = 1
+    loop.wake()
+    await new Promise((resolve) => setTimeout(resolve, 50))
+    const begun = Date.now()
+    end(1)
+    await waitFor(() => waiting.first === 0, { intervalMs: 5 })
+    assert.ok(Date.now() - begun < 250, `it took ${Date.now() - begun} ms`)
+  })
+
+  test('what a fetch found and did not keep takes no slot', async (t) => {
+    const waiting = { first: 5000, retry: 0 }
+    const { seen } = start(t, waiting, { keep: false })
+    await waitFor(() => waiting.first === 0)
+    assert.equal(seen.most, 0)
+  })
+})

@@ -1,0 +1,144 @@
+import assert from 'node:assert/strict'
+import { suite, type TestContext, test } from 'node:test'
+import type { Claim } from '../../src/flow/claim.ts'
+import { createLanes } from '../../src/flow/lanes.ts'
+
+const SLOTS = 200
+
+const claimOf = (endpointId: string, more: Partial<Claim> = {}) =>
+  ({ tenantId: endpointId, endpointId, deliveryId: 'same', atOnce: null, startAt: null, ...more }) as Claim
+
+/** Lanes with a clock that the test moves. */
+function setUp(t: TestContext) {
+  t.mock.timers.enable({ apis: ['Date'], now: 1_000_000 })
+  const lanes = createLanes({ cap: 50, trusted: 150, slots: SLOTS })
+  const started = new Map<string, Claim[]>()
+  const admit = (endpointId: string, count: number, more: Partial<Claim> = {}) => {
+    const verdicts = { start: 0, wait: 0, full: 0 }
+    for (let n = 0; n < count; n++) {
+      const claim = claimOf(endpointId, more)
+      const verdict = lanes.admit(claim)
+      verdicts[verdict]++
+      if (verdict === 'start') started.set(endpointId, [...(started.get(endpointId) ?? []), claim])
+    }
+    return verdicts
+  }
+  const finish = (endpointId: string, count: number) => {
+    const mine = started.get(endpointId) ?? []
+    for (const claim of mine.splice(0, count)) {
+      const next = lanes.next(claim)
+      if (next !== undefined) mine.push(next)
+    }
+  }
+  return { lanes, admit, finish, tick: (ms: number) => t.mock.timers.tick(ms) }
+}
+
+suite('lanes', () => {
+  test('one endpoint starts its cap, has some wait, and leaves half of the slots to others', (t) => {
+    const { admit } = setUp(t)
+    const verdicts = admit('hangs', 1000)
+    assert.equal(verdicts.start, 50)
+    assert.ok(verdicts.start + verdicts.wait <= SLOTS / 2, JSON.stringify(verdicts))
+  })
+
+  test('what waits for an endpoint that hangs is given up after a moment, and nothing more waits', (t) => {
+    const { lanes, admit, tick } = setUp(t)
+    const { wait } = admit('hangs', 1000)
+    assert.equal(lanes.takeStale(Date.now()).length, 0)
+    tick(301)
+    assert.equal(lanes.takeStale(Date.now()).length, wait)
+    assert.equal(lanes.busy('hangs'), 50)
+    assert.deepEqual(admit('hangs', 10), { start: 0, wait: 0, full: 10 })
+  })
+
+  test('each endpoint that hangs takes less than the one before, so that there is room for one more', (t) => {
+    const { lanes, admit, tick } = setUp(t)
+    let inHand = 0
+    for (let nth = 0; nth < 12; nth++) {
+      admit(`hangs ${nth}`, 100)
+      tick(301)
+      lanes.takeStale(Date.now())
+      inHand = Array.from({ length: nth + 1 }, (_, n) => lanes.busy(`hangs ${n}`)).reduce((a, b) => a + b)
+      assert.ok(inHand < SLOTS - 4, `${inHand} slots are stuck after ${nth + 1}`)
+    }
+    assert.equal(admit('healthy', 1).start, 1)
+  })
+
+  test('a tenant with hundreds of endpoints that hang leaves half of the slots to others', (t) => {
+    const { lanes, admit } = setUp(t)
+    let started = 0
+    for (let nth = 0; nth < 500; nth++) started += admit(`hangs ${nth}`, 1, { tenantId: 'hostile' }).start
+    assert.equal(started, SLOTS / 2)
+    assert.equal(lanes.spare('hostile'), 0)
+    assert.equal(admit('healthy', 1).start, 1)
+  })
+
+  test('an endpoint that keeps finishing gets more with its pace, up to the trusted share, and many may wait', (t) => {
+    const { lanes, admit, finish, tick } = setUp(t)
+    for (let step = 0; step < 100; step++) {
+      admit('fast', 20)
+      tick(10)
+      finish('fast', 20)
+    }
+    assert.equal(lanes.room('fast'), 1000)
+    assert.deepEqual(admit('fast', 200), { start: 150, wait: 50, full: 0 })
+    tick(301)
+    assert.equal(lanes.takeStale(Date.now()).length, 0, 'they are waited for, since it is fast')
+  })
+
+  test('a fast endpoint that begins to hang loses what waits within a second and a half', (t) => {
+    const { lanes, admit, finish, tick } = setUp(t)
+    for (let step = 0; step < 100; step++) {
+      admit('fast', 20)
+      tick(10)
+      finish('fast', 20)
+    }
+    admit('fast', 200)
+    let given = 0
+    for (let ms = 0; ms < 1500; ms += 100) {
+      tick(100)
+      given += lanes.takeStale(Date.now()).length
+    }
+    assert.equal(given, 50)
+  })
+
+  test('an endpoint that takes one at a time has none waiting', (t) => {
+    const { admit, finish } = setUp(t)
+    assert.deepEqual(admit('ordered', 3, { atOnce: 1 }), { start: 1, wait: 0, full: 2 })
+    finish('ordered', 1)
+    assert.deepEqual(admit('ordered', 1, { atOnce: 1 }), { start: 1, wait: 0, full: 0 })
+  })
+
+  test('those that wait follow in order as others end, and the same delivery claimed twice is counted twice', (t) => {
+    const { lanes } = setUp(t)
+    const claims = ['a', 'b', 'a', 'c'].map((deliveryId) => claimOf('e', { deliveryId, atOnce: 2 }))
+    assert.deepEqual(
+      claims.map((claim) => lanes.admit(claim)),
+      ['start', 'start', 'wait', 'wait'],
+    )
+    assert.equal(lanes.next(claims[0]!), claims[2])
+    assert.equal(lanes.busy('e'), 3)
+    assert.equal(lanes.next(claims[1]!), claims[3])
+    assert.equal(lanes.next(claims[2]!), undefined)
+    assert.equal(lanes.next(claims[3]!), undefined)
+    assert.equal(lanes.busy('e'), 0)
+  })
+
+  test('what was released counts until it comes, or half a second long', (t) => {
+    const { lanes, admit, tick } = setUp(t)
+    lanes.expect('e', 40)
+    assert.equal(lanes.isRoomy('e'), false)
+    admit('e', 10)
+    assert.equal(lanes.busy('e'), 40)
+    tick(501)
+    assert.equal(lanes.busy('e'), 10)
+    assert.equal(lanes.isRoomy('e'), true)
+  })
+
+  test('on shutdown all that waits is given back', (t) => {
+    const { lanes, admit } = setUp(t)
+    const { wait } = admit('e', 70)
+    assert.equal(lanes.takeWaiting().length, wait)
+    assert.equal(lanes.takeWaiting().length, 0)
+  })
+})

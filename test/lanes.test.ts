@@ -1,0 +1,196 @@
+import assert from 'node:assert/strict'
+import { suite, type TestContext, test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { assertBooks, publishMany, settled, standingOf, watchInFlight } from './support/lanes.ts'
+import { startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms))
+
+/** An API, `workers` worker processes, a receiver and a tenant. */
+async function start(t: TestContext, { workers = 1, env = {} }: { workers?: number; env?: Record<string, string> }) {
+  const database = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const all = { RETRY_DELAY_SECONDS: '1', RETRY_DELAY_MAX_SECONDS: '1', BREAKER_PROBE_SECONDS: '1', ...env }
+  const begin = (mode: 'api' | 'worker') => startService(t, { databaseUrl: database.url, mode, env: all })
+  const [api, ...running] = await Promise.all([begin('api'), ...Array.from({ length: workers }, () => begin('worker'))])
+  return { sql: database.sql, receiver, workers: running, tenant: await createTenant(api) }
+}
+
+suite('endpoints that fail', { concurrency: 3 }, () => {
+  for (const workers of [1, 2]) {
+    const whose = workers === 1 ? 'one worker' : `${workers} workers`
+    test(`a breaker opens, lets probes through alone, and ramps up after one succeeds (${whose})`, async (t) => {
+      const { sql, receiver, tenant } = await start(t, {
+        workers,
+        env: { BREAKER_FAILURES: '5', BREAKER_SECONDS: '1', ENDPOINT_CONCURRENCY: '10', RETRY_LIMIT: '50' },
+      })
+      receiver.script('/hook', 500)
+      const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
+      await publishMany(sql, tenant.tenantId, 100)
+      await waitFor(async () => (await standingOf(sql, id)).breaker === 'open', { what: 'the breaker to open' })
+      // What was under way when it opened is done by then, and what was queued is held.
+      await pause(500)
+      await waitFor(async () => (await standingOf(sql, id)).failed_probes >= 1, { what: 'a probe' })
+      await pause(200)
+      const before = receiver.receipts.length
+      const attemptsBefore = await sql`select count(*)::int as n from waybill.attempts`
+      await publishMany(sql, tenant.tenantId, 100)
+      await waitFor(async () => (await standingOf(sql, id)).failed_probes >= 3, { what: 'two more probes' })
+      const probes = receiver.receipts.slice(before)
+      assert.equal(probes.length, 2, 'nothing but probes goes out')
+      const gap = probes[1]!.at - probes[0]!.at
+      assert.ok(gap >= 3500 && gap < 8000, `probes back off: ${gap} ms`)
+      const attemptsAfter = await sql`select count(*)::int as n from waybill.attempts`
+      assert.equal(attemptsAfter[0]!.n - attemptsBefore[0]!.n, 2, 'no retry is spent but by a probe')
+
+      let trampled = 0
+      const seen = watchInFlight(receiver, '/hook', 200, {
+        delayMs: 30,
+        look: (inFlight, done) => {
+          if (inFlight > workers * (2 + done)) trampled++
+        },
+      })
+      await settled(sql)
+      assert.equal(trampled, 0, 'never more at once than have succeeded before')
+      assert.ok(seen.most <= 10 * workers, `never more than the cap: ${seen.most}`)
+      assert.equal((await standingOf(sql, id)).breaker, 'closed')
+      const ids = new Set(receiver.receipts.map(({ headers }) => headers['webhook-id']))
+      assert.equal(ids.size, 200)
+      await assertBooks(sql)
+      const [attempts] = await sql`select count(*)::int as n from waybill.attempts`
+      assert.equal(attempts!.n, receiver.receipts.length)
+    })
+  }
+
+  test('a delivery that was held goes on with the retries it had left', async (t) => {
+    const { sql, receiver, tenant } = await start(t, {
+      env: { BREAKER_FAILURES: '1', BREAKER_SECONDS: '0', RETRY_LIMIT: '3' },
+    })
+    receiver.script('/hook', 500)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    await tenant.publish()
+    await settled(sql)
+    const attempts = await sql`select attempt_number, retry_state from waybill.attempts order by 1`
+    assert.deepEqual(
+      attempts.map((row) => [row.attempt_number, row.retry_state]),
+      [
+        [1, 'will_retry'],
+        [2, 'will_retry'],
+        [3, 'will_retry'],
+        [4, 'exhausted'],
+      ],
+    )
+    assert.equal(receiver.receipts.length, 4)
+    await assertBooks(sql)
+  })
+
+  test('an inactive endpoint holds 5,000 deliveries and goes on where it stopped', async (t) => {
+    const { sql, receiver, tenant } = await start(t, { workers: 2 })
+    watchInFlight(receiver, '/hook', 200, { delayMs: 20 })
+    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
+    await publishMany(sql, tenant.tenantId, 5000)
+    await receiver.until(300, { timeoutMs: 30_000 })
+    await tenant.call('PATCH', `/v1/endpoints/${id}`, { body: { is_active: false } })
+    const atOnce = receiver.receipts.length
+    await pause(1000)
+    const stopped = receiver.receipts.length
+    await waitFor(async () => (await standingOf(sql, id)).held === 5000 - stopped, { what: 'the rest to be held' })
+    assert.ok(stopped < 5000 && stopped - atOnce <= 500, `${stopped - atOnce} came after the deactivation`)
+    assert.equal(receiver.receipts.length, stopped)
+    assert.equal((await sql`select from pgboss.job where name = 'deliveries'`).length, 0)
+    await assertBooks(sql)
+    await tenant.call('PATCH', `/v1/endpoints/${id}`, { body: { is_active: true } })
+    await settled(sql)
+    assert.equal(receiver.receipts.length, 5000, 'each arrived once')
+    await assertBooks(sql)
+  })
+
+  test('an endpoint that has only failed for days is disabled, and any success starts the days anew', async (t) => {
+    const { sql, receiver, tenant } = await start(t, { env: { RETRY_LIMIT: '20' } })
+    const backdate = (id: string) =>
+      sql`update waybill.endpoint_stats set failing_since = now() - interval '5 days 1 minute' where endpoint_id = ${id}`
+    const failing = await tenant.createEndpoint(receiver.url('/failing'), { subscribed_events: ['a'] })
+    const lucky = await tenant.createEndpoint(receiver.url('/lucky'), { subscribed_events: ['b'] })
+    receiver.script('/failing', 500)
+    receiver.script('/lucky', 500, 200, 500, 200)
+    await tenant.publish('a')
+    await tenant.publish('b')
+    const failed = (id: string) =>
+      sql`select from waybill.endpoint_stats where endpoint_id = ${id} and failure_streak > 0`
+    await waitFor(
+      async () => (await failed(failing.endpoint_id)).length + (await failed(lucky.endpoint_id)).length === 2,
+    )
+    await backdate(failing.endpoint_id)
+    await backdate(lucky.endpoint_id)
+    await receiver.until(2, { path: '/lucky' })
+    await waitFor(async () => (await failed(lucky.endpoint_id)).length === 0, { what: 'the success to count' })
+    await tenant.publish('b')
+    await receiver.until(4, { path: '/lucky' })
+    const disabled = await waitFor(
+      async () => {
+        const [row] =
+          await sql`select * from waybill.endpoints where endpoint_id = ${failing.endpoint_id} and not is_active`
+        return row
+      },
+      { what: 'the endpoint to be disabled' },
+    )
+    assert.equal(disabled.inactive_reason, 'failing')
+    assert.ok(Date.now() - disabled.inactive_since < 60_000)
+    const [active] = await sql`select is_active from waybill.endpoints where endpoint_id = ${lucky.endpoint_id}`
+    assert.equal(active!.is_active, true)
+
+    // Active again, it has its days again: the next failure does not disable it.
+    const since = receiver.at('/failing').length
+    await tenant.call('PATCH', `/v1/endpoints/${failing.endpoint_id}`, { body: { is_active: true } })
+    await receiver.until(since + 2, { path: '/failing' })
+    const [again] = await sql`select is_active from waybill.endpoints where endpoint_id = ${failing.endpoint_id}`
+    assert.equal(again!.is_active, true)
+    await waitFor(() => assertBooks(sql).then(() => true))
+  })
+
+  test('operational events reach endpoints that name them, never the one they are about, and do not go in circles', async (t) => {
+    const { sql, receiver, tenant } = await start(t, {})
+    const told = ['endpoint.disabled', 'endpoint.recovered', 'delivery.dead_lettered']
+    receiver.script('/gone', 410)
+    receiver.script('/gone-too', 410)
+    const gone = await tenant.createEndpoint(receiver.url('/gone'), { subscribed_events: ['a', ...told] })
+    const goneToo = await tenant.createEndpoint(receiver.url('/gone-too'), { subscribed_events: told })
+    await tenant.createEndpoint(receiver.url('/watcher'), { subscribed_events: told })
+    await tenant.createEndpoint(receiver.url('/all'))
+    const { event_id } = await tenant.publish('a')
+    await receiver.until(3, { path: '/watcher' })
+    await settled(sql)
+    await pause(1500)
+    const bodies = receiver.at('/watcher').map(({ body }) => JSON.parse(body.toString()))
+    const about = bodies.map(({ type, data }) => `${type} ${data.endpoint_id}`).sort()
+    assert.deepEqual(
+      about,
+      [
+        `delivery.dead_lettered ${gone.endpoint_id}`,
+        `endpoint.disabled ${gone.endpoint_id}`,
+        `endpoint.disabled ${goneToo.endpoint_id}`,
+      ].sort(),
+    )
+    const dead = bodies.find(({ type }) => type === 'delivery.dead_lettered').data
+    assert.equal(dead.event_id, event_id)
+    assert.equal(bodies.find(({ data }) => data.endpoint_id === gone.endpoint_id && data.reason)?.data.reason, 'gone')
+    assert.equal(receiver.at('/gone').length, 1)
+    assert.equal(receiver.at('/all').length, 1, '* does not stand for operational events')
+    await assertBooks(sql)
+  })
+
+  test('an endpoint that recovers is announced', async (t) => {
+    const { sql, receiver, tenant } = await start(t, { env: { BREAKER_FAILURES: '1', BREAKER_SECONDS: '0' } })
+    receiver.script('/hook', 500, 200)
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'), { subscribed_events: ['a'] })
+    await tenant.createEndpoint(receiver.url('/watcher'), { subscribed_events: ['endpoint.recovered'] })
+    await tenant.publish('a')
+    const [receipt] = await receiver.until(1, { path: '/watcher' })
+    const body = JSON.parse(receipt!.body.toString())
+    assert.deepEqual([body.type, body.data.endpoint_id], ['endpoint.recovered', endpoint_id])
+    await settled(sql)
+    await assertBooks(sql)
+  })
+})

@@ -1,0 +1,82 @@
+import assert from 'node:assert/strict'
+import type postgres from 'postgres'
+import type { Receipt, Receiver, Reply } from './receiver.ts'
+import { waitFor } from './wait.ts'
+
+const NO_LIMITS = { rate: 0, window_seconds: 60, fanout: 100, monthly_events: 1e9, monthly_attempts: 1e9 }
+
+/** Accepts many events at once, as a batch of requests would. */
+export async function publishMany(sql: postgres.Sql, tenantId: string, count: number, type = 'thing.happened') {
+  for (let left = count; left > 0; left -= 500) {
+    const n = Math.min(left, 500)
+    await sql`
+      select from waybill.publish(array_fill(${tenantId}::text, array[${n}::int]), array_fill(${type}::text, array[${n}::int]),
+        array_fill('{"n":1}'::text, array[${n}::int]), array_fill(null::text, array[${n}::int]), ${sql.json(NO_LIMITS)})`
+  }
+}
+
+type Standing = { breaker: string; held: number; failed_probes: number; ramp: number | null; probing: string | null }
+
+/** How an endpoint stands, straight from the database. */
+export async function standingOf(sql: postgres.Sql, endpointId: string): Promise<Standing> {
+  const [row] = await sql<Standing[]>`
+    select breaker, held::int, failed_probes, ramp, probing from waybill.endpoint_stats where endpoint_id = ${endpointId}`
+  return row ?? { breaker: 'closed', held: 0, failed_probes: 0, ramp: null, probing: null }
+}
+
+/** Waits until nothing is left to deliver. */
+export const settled = (sql: postgres.Sql, timeoutMs = 60_000) =>
+  waitFor(
+    async () =>
+      (await sql`select from waybill.deliveries where status in ('pending', 'retrying') limit 1`).length === 0,
+    { timeoutMs, what: 'every delivery to be finished' },
+  )
+
+/** Fails unless the endpoints' counters say what the rows say, and the attempts are numbered 1 to n without a gap. */
+export async function assertBooks(sql: postgres.Sql): Promise<void> {
+  const wrong = await sql`
+    select s.endpoint_id, s.pending, s.retrying, s.delivered, s.dead_lettered, s.held, r.*
+    from waybill.endpoint_stats s full join (
+      select endpoint_id, count(*) filter (where status = 'pending') as p, count(*) filter (where status = 'retrying') as r,
+        count(*) filter (where status = 'delivered') as d, count(*) filter (where status = 'dead_lettered') as x, count(*) filter (where held) as h
+      from waybill.deliveries group by endpoint_id) r using (endpoint_id)
+    where (s.pending, s.retrying, s.delivered, s.dead_lettered, s.held) is distinct from (coalesce(p, 0), coalesce(r, 0), coalesce(d, 0), coalesce(x, 0), coalesce(h, 0))`
+  assert.deepEqual([...wrong], [], 'counters agree with the rows')
+  const gaps = await sql`
+    select d.delivery_id, d.attempt_count, array_agg(a.attempt_number order by a.attempt_number) as numbers
+    from waybill.deliveries d left join waybill.attempts a using (tenant_id, delivery_id) group by 1, 2
+    having count(a.attempt_number) <> d.attempt_count or max(a.attempt_number) <> d.attempt_count`
+  assert.deepEqual([...gaps], [], 'attempts are numbered without a gap')
+}
+
+/** Counts the requests under way at one path, and looks at every arrival. */
+export function watchInFlight(
+  receiver: Receiver,
+  path: string,
+  reply: Reply | ((receipt: Receipt) => Reply | Promise<Reply>),
+  { delayMs = 0, look = (_inFlight: number, _done: number) => {} } = {},
+) {
+  const seen = { inFlight: 0, most: 0, done: 0 }
+  receiver.script(path, async (receipt) => {
+    seen.inFlight++
+    seen.most = Math.max(seen.most, seen.inFlight)
+    look(seen.inFlight, seen.done)
+    await new Promise((resolve) => setTimeout(resolve, delayMs))
+    const answer = typeof reply === 'function' ? await reply(receipt) : reply
+    seen.inFlight--
+    seen.done++
+    return answer
+  })
+  return seen
+}
+
+/** The largest number of receipts in any one second. */
+export function busiestSecond(receipts: Receipt[]): number {
+  let most = 0
+  receipts.forEach((first, from) => {
+    let to = from
+    while (to < receipts.length && (receipts[to] as Receipt).at < first.at + 1000) to++
+    most = Math.max(most, to - from)
+  })
+  return most
+}
