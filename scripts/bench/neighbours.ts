@@ -1,0 +1,231 @@
+import postgres from 'postgres'
+import { createClient } from '../demo/client.ts'
+import type { Behaviour } from './crowd.ts'
+import { type Helper, percentile } from './helper.ts'
+import type { Bench } from './parts.ts'
+
+// Whether anybody waits for someone else's broken endpoint: tenant B and tenant A's own healthy endpoint, each with 20
+// events a second, while something is wrong with another endpoint of A.
+
+const RATE = 20
+const FLOOD = 20_000
+const SLOW: Behaviour = { kind: 'answer', status: 200, delayMs: 2000 }
+const OK: Behaviour = { kind: 'answer', status: 200, delayMs: 0 }
+
+type Latency = { p50: number; p99: number; max: number }
+type Scenario = { name: string; b: Latency; own: Latency }
+type Outage = { waiting: number; mostInFlight: number; worstSecondOverMean: number; seconds: number }
+type Share = { tenant: string; queued: number; share: number }
+export type Neighbours = { baseline: Scenario; scenarios: Scenario[]; outage: Outage; shares: Share[] }
+
+type Helpers = { crowd: Helper<'crowd'>; lonely: Helper<'receiver'>; loadOfA: Helper<'load'>; flood: Helper<'load'> }
+
+const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms))
+
+export async function measureNeighbours(
+  bench: Bench,
+  helpers: Helpers,
+  say: (what: string) => void,
+): Promise<Neighbours> {
+  const { services, database, workers, quick } = bench
+  const seconds = quick ? 10 : 30
+  const sql = postgres(database.url, { max: 2, onnotice: () => {} })
+  const url = `http://127.0.0.1:${services.ports()[0]}`
+  const admin = createClient(url, services.adminKey)
+  const { port: ownPort } = await helpers.lonely.ask('listen', null)
+
+  async function tenant(id: string) {
+    await admin('POST', '/v1/admin/tenants', { tenant_id: id, tenant_slug: id })
+    const { api_key } = await admin<{ api_key: string }>('POST', '/v1/admin/api-keys', { tenant_id: id, name: id })
+    const call = createClient(url, api_key)
+    const endpoint = async (port: number, type: string) =>
+      (
+        await call<{ endpoint_id: string }>('POST', '/v1/endpoints', {
+          url: `http://127.0.0.1:${port}/${type}`,
+          subscribed_events: [type],
+        })
+      ).endpoint_id
+    return { key: api_key, call, endpoint }
+  }
+  const load = (apiKey: string, eventType: string, more: object) => ({
+    ports: services.ports(),
+    apiKey,
+    eventType,
+    payloadBytes: 250,
+    connections: 4,
+    rate: null,
+    ...more,
+  })
+
+  const a = await tenant('neighbour-a')
+  const b = await tenant('neighbour-b')
+  await a.endpoint(ownPort, 'a.own')
+  await b.endpoint(bench.receiverPort, 'b.own')
+  await services.start('worker', workers)
+
+  /** What B and A's own endpoint see for a while. */
+  async function watch(name: string): Promise<Scenario> {
+    const count = RATE * seconds
+    const receipts = [bench.receiver, helpers.lonely].map((one) => one.ask('expect', { count, seconds: seconds + 60 }))
+    await Promise.all([
+      bench.load.ask('run', load(b.key, 'b.own', { rate: RATE, stop: { count } }) as never),
+      helpers.loadOfA.ask('run', load(a.key, 'a.own', { rate: RATE, stop: { count } }) as never),
+    ])
+    const [ofB, ofA] = await Promise.all(receipts)
+    return { name, b: latency(ofB?.latencies ?? []), own: latency(ofA?.latencies ?? []) }
+  }
+  const floodOf = (type: string, count: number) =>
+    helpers.flood.ask('run', load(a.key, type, { connections: 32, stop: { count } }) as never)
+
+  say('neighbours: warming up')
+  await watch('warm-up')
+  say('neighbours: baseline')
+  const baseline = await watch('baseline')
+  const scenarios: Scenario[] = []
+  const troubles: [string, Behaviour, number][] = [
+    ['blackhole, 20,000 deliveries', { kind: 'blackhole' }, FLOOD],
+    ['answers 500, 2,000 deliveries', { kind: 'answer', status: 500, delayMs: 0 }, 2000],
+    ['slow (2 s), 2,000 deliveries', SLOW, 2000],
+    ['connection refused, 2,000 deliveries', { kind: 'refuse' }, 2000],
+  ]
+  for (const [nth, [name, behaviour, count]] of troubles.entries()) {
+    say(`neighbours: ${name}`)
+    const type = `a.trouble.${nth}`
+    const id = await a.endpoint(await helpers.crowd.ask('listen', behaviour), type)
+    // The flood itself would be measured with the trouble: its publishing costs what it costs without one.
+    await floodOf(type, count)
+    scenarios.push(await watch(name))
+    await a.call('PATCH', `/v1/endpoints/${id}`, { is_active: false })
+    await untilHeld(sql, id)
+  }
+
+  say('neighbours: 200,000 held for an inactive endpoint')
+  const inactive = await a.endpoint(ownPort, 'a.inactive')
+  await a.call('PATCH', `/v1/endpoints/${inactive}`, { is_active: false })
+  await holdMany(sql, 'neighbour-a', inactive, quick ? 50_000 : 200_000)
+  scenarios.push(await watch('200,000 held for an inactive endpoint'))
+
+  say('neighbours: the herd after an outage')
+  const port = await helpers.crowd.ask('listen', { kind: 'answer', status: 503, delayMs: 0 })
+  const back = await a.endpoint(port, 'a.outage')
+  const outageSeconds = quick ? 10 : 30
+  // The breaker is open as it would be after minutes of failing; its next probe comes when the outage is over.
+  await sql`
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, breaker_since, next_probe_at, failure_streak, failing_since)
+    values ('neighbour-a', ${back}, 'open', now(), now() + ${outageSeconds} * interval '1 second', 50, now())`
+  await floodOf('a.outage', 5000)
+  await helpers.crowd.ask('behave', { port, behaviour: { kind: 'answer', status: 200, delayMs: 5 } })
+  const watching = watch('the herd after an outage, 5,000 waiting')
+  for (const deadline = Date.now() + 120_000; ((await helpers.crowd.ask('look', port))?.requests ?? 0) < 5000; ) {
+    if (Date.now() > deadline) throw new Error('the backlog of the outage was not delivered')
+    await pause(100)
+  }
+  scenarios.push(await watching)
+  const outage = herd((await helpers.crowd.ask('look', port)) ?? { mostInFlight: 0, per100Ms: [] })
+
+  say('neighbours: ten tenants of different demand')
+  const shares = await measureShares()
+  await services.stop('worker')
+  await sql.end()
+  return { baseline, scenarios, outage, shares }
+
+  /** The worker starts upon backlogs of very different size; each tenant's part of what is delivered while all have one. */
+  async function measureShares(): Promise<Share[]> {
+    await services.stop('worker')
+    const queued: [string, number][] = []
+    const crowdPort = await helpers.crowd.ask('listen', OK)
+    for (let nth = 0; nth < 10; nth++) {
+      const id = `share-${nth}`
+      const one = await tenant(id)
+      await one.endpoint(crowdPort, 'share')
+      const count = (quick ? 1000 : 2000) * (1 + (nth % 5) * 2)
+      queued.push([id, count])
+      await helpers.flood.ask('run', load(one.key, 'share', { connections: 32, stop: { count } }) as never)
+    }
+    await services.start('worker', workers)
+    const smallest = Math.min(...queued.map(([, count]) => count))
+    const delivered = () =>
+      sql<{ tenant_id: string; n: number }[]>`
+        select tenant_id, delivered::float8 as n from waybill.endpoint_stats where tenant_id like 'share-%' order by 1`
+    for (;;) {
+      const rows = await delivered()
+      const most = Math.max(...rows.map(({ n }) => n))
+      if (most > smallest * 0.5) {
+        const mean = rows.reduce((sum, { n }) => sum + n, 0) / rows.length
+        return queued.map(([id, count]) => ({
+          tenant: id,
+          queued: count,
+          share: (rows.find((row) => row.tenant_id === id)?.n ?? 0) / mean,
+        }))
+      }
+      await pause(20)
+    }
+  }
+}
+
+function latency(micros: number[]): Latency {
+  const sorted = Float64Array.from(micros).sort()
+  return {
+    p50: percentile(sorted, 0.5) / 1000,
+    p99: percentile(sorted, 0.99) / 1000,
+    max: (sorted.at(-1) ?? 0) / 1000,
+  }
+}
+
+function herd({ mostInFlight, per100Ms }: { mostInFlight: number; per100Ms: number[] }): Outage {
+  const first = per100Ms.findIndex((n) => n > 0)
+  const buckets = per100Ms.slice(first)
+  const waiting = buckets.reduce((sum, n) => sum + n, 0)
+  const seconds = Math.max(1, buckets.length / 10)
+  let worst = 0
+  for (let at = 0; at < buckets.length; at++)
+    worst = Math.max(
+      worst,
+      buckets.slice(at, at + 10).reduce((sum, n) => sum + n, 0),
+    )
+  return { waiting, mostInFlight, worstSecondOverMean: worst / (waiting / seconds), seconds }
+}
+
+async function untilHeld(sql: postgres.Sql, endpointId: string): Promise<void> {
+  for (let tries = 0; tries < 600; tries++) {
+    const rows =
+      await sql`select from waybill.endpoint_stats where endpoint_id = ${endpointId} and retrying + pending = held`
+    if (rows.length > 0) return
+    await sql`update pgboss.job set start_after = now(), priority = waybill.retry_priority(now())
+      where name = 'deliveries' and state < 'active' and start_after > now()`
+    await pause(200)
+  }
+}
+
+/** Held deliveries as publishing would have left them. */
+async function holdMany(sql: postgres.Sql, tenantId: string, endpointId: string, count: number): Promise<void> {
+  await sql`
+    with made as materialized (
+      select waybill.make_id(now() - n * interval '100 microseconds') as id from generate_series(1, ${count}) n
+    ), events as (
+      insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
+      select ${tenantId}, id, 'a.inactive', '{}', 1 from made
+    )
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
+    select ${tenantId}, waybill.make_delivery_id(id), id, ${endpointId}, 'a.inactive', true, now() from made`
+  await sql`
+    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held) values (${tenantId}, ${endpointId}, ${count}, ${count})
+    on conflict (tenant_id, endpoint_id) do update set pending = s.pending + excluded.pending, held = s.held + excluded.held`
+}
+
+export function printNeighbours({ baseline, scenarios, outage, shares }: Neighbours): void {
+  const ms = (value: number) => value.toFixed(1).padStart(8)
+  const line = ({ name, b, own }: Scenario) => {
+    const most = Math.max(2 * baseline.b.p99, 150)
+    const verdict = b.p99 <= most && own.p99 <= Math.max(2 * baseline.own.p99, 150) ? '' : '  ABOVE ITS BOUND'
+    process.stdout.write(`${name.padEnd(42)} ${ms(b.p50)} ${ms(b.p99)} ${ms(own.p50)} ${ms(own.p99)}${verdict}\n`)
+  }
+  process.stdout.write(`\npublish to receipt, ms, while …              B p50    B p99  own p50  own p99\n`)
+  for (const scenario of [baseline, ...scenarios]) line(scenario)
+  process.stdout.write(
+    `\nafter the outage: ${outage.waiting} delivered in ${outage.seconds.toFixed(1)} s, at most ${outage.mostInFlight} in flight, busiest second ${outage.worstSecondOverMean.toFixed(2)} × the mean\n`,
+  )
+  process.stdout.write(
+    `shares of ten tenants (fair: 1.00): ${shares.map(({ queued, share }) => `${share.toFixed(2)} (${queued})`).join(', ')}\n`,
+  )
+}
