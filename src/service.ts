@@ -70,7 +70,7 @@ export async function startService(options: {
       retentionCron: config.RETENTION_CRON,
       log,
     })
-    const claims = openDb(database.url, { log, name: `${mode} claims`, max: 1, durable: false })
+    const claims = openDb(database.url, { log, name: `${mode} claims`, max: 1, claims: true })
     releasers.add('claims', () => claims.end({ timeout: 5 }))
     await learnTypes(claims)
     const sender = createSender({
