@@ -9,6 +9,7 @@ import type { Bench } from './parts.ts'
 
 const RATE = 20
 const FLOOD = 20_000
+const MANY = 500
 const SLOW: Behaviour = { kind: 'answer', status: 200, delayMs: 2000 }
 const OK: Behaviour = { kind: 'answer', status: 200, delayMs: 0 }
 
@@ -99,11 +100,26 @@ export async function measureNeighbours(
     await untilHeld(sql, id)
   }
 
-  say('neighbours: 200,000 held for an inactive endpoint')
+  say('neighbours: 500 endpoints that hang')
+  await admin('POST', '/v1/admin/tenants', {
+    tenant_id: 'neighbour-many',
+    tenant_slug: 'neighbour-many',
+    limits: { max_endpoints: MANY, max_fanout_endpoints: MANY },
+  })
+  const many = await tenant('neighbour-many')
+  const trap = await helpers.crowd.ask('listen', { kind: 'blackhole' })
+  for (let n = 0; n < MANY; n++) await many.endpoint(trap, 'many.trap')
+  await many.call('POST', '/v1/events', { event_type: 'many.trap', payload: {} })
+  scenarios.push(await watch('500 endpoints that hang'))
+  await sql`update waybill.endpoints set is_active = false where tenant_id = 'neighbour-many'`
+
+  const held = quick ? 50_000 : 200_000
+  const heldName = `${held.toLocaleString('en')} held for an inactive endpoint`
+  say(`neighbours: ${heldName}`)
   const inactive = await a.endpoint(ownPort, 'a.inactive')
   await a.call('PATCH', `/v1/endpoints/${inactive}`, { is_active: false })
-  await holdMany(sql, 'neighbour-a', inactive, quick ? 50_000 : 200_000)
-  scenarios.push(await watch('200,000 held for an inactive endpoint'))
+  await holdMany(sql, 'neighbour-a', inactive, held)
+  scenarios.push(await watch(heldName))
 
   say('neighbours: the herd after an outage')
   const port = await helpers.crowd.ask('listen', { kind: 'answer', status: 503, delayMs: 0 })
