@@ -9,8 +9,8 @@ const DIRECTORY = new URL('../sql/', import.meta.url)
 const LOCK = 0x5741_5942
 
 /**
- * Brings the database to this program's schema: sql/*.sql in order, each in a transaction of its own and once only, then
- * the queue, then the daily partitions. Several processes may call it at once; one works, the others wait and find
+ * Brings the database to this program's schema: the queue, then sql/*.sql in order, each in a transaction of its own and
+ * once only, then the daily partitions. Several processes may call it at once; one works, the others wait and find
  * nothing to do. Throws what Postgres throws; a failed file leaves no trace.
  */
 export async function migrate(url: string, log: Log, settings: QueueSettings): Promise<void> {
@@ -20,6 +20,8 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
     await pool`select pg_advisory_lock(${LOCK})`
     await pool`create schema if not exists waybill`
     await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
+    // The functions below queue by those that are made here.
+    await installQueue(url, log, settings)
     const applied = new Set(
       (await pool<{ file: string }[]>`select file from waybill.migrations`).map((row) => row.file),
     )
@@ -32,7 +34,6 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
       })
       log.info({ file }, 'migration.applied')
     }
-    await installQueue(url, log, settings)
     await makePartitions(pool)
   } finally {
     await pool.end({ timeout: 5 })
