@@ -6,8 +6,9 @@ returns table (item int, outcome text, event_id uuid, delivery_ids uuid[], detai
                same_text boolean, original_type text, original_payload text,
                rate_limit int, rate_count int, window_start timestamptz, window_left int)
 language plpgsql
--- The same plan serves every batch; making one anew costs more than the batch itself.
-set plan_cache_mode = force_generic_plan
+-- The same plan serves every batch; making one anew costs more than the batch itself. So it must be right however the
+-- tables grow: rows are looked up by `lateral (… offset 0)`, one index look-up for each.
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -73,7 +74,9 @@ begin
     select array_agg(case when out is null and u.key is not null and k.event_id is distinct from id then 'key_taken' else out end order by i)
     into outcomes
     from unnest(tenants, keys, ids, outcomes) with ordinality as u (tenant_id, key, id, out, i)
-    left join waybill.idempotency_keys k on k.tenant_id = u.tenant_id and k.key = u.key;
+    left join lateral (
+      select event_id from waybill.idempotency_keys k where k.tenant_id = u.tenant_id and k.key = u.key offset 0
+    ) k on true;
   end if;
 
   -- 3. Match. Where deliveries are held, or paced, new ones stand in line behind them.
@@ -85,8 +88,13 @@ begin
                where b.tenant_id = k.tenant_id and b.pending + b.retrying - b.held > 64))
   into to_tenants, to_types, to_endpoints, to_held, to_tags, to_steps
   from (select distinct tenant_id, event_type from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null) k
-  join waybill.endpoints e on e.tenant_id = k.tenant_id and e.is_active and e.subscribed_events && array[k.event_type, '*']
-  left join waybill.endpoint_stats s on s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id
+  cross join lateral (
+    select * from waybill.endpoints e
+    where e.tenant_id = k.tenant_id and e.is_active and e.subscribed_events && array[k.event_type, '*'] offset 0
+  ) e
+  left join lateral (
+    select * from waybill.endpoint_stats s where s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id offset 0
+  ) s on true
   cross join waybill.queue_clock clock;
 
   -- 4. Fan-out and quotas. All are counted against the month, then what it turns out to refuse is taken back.
@@ -201,7 +209,8 @@ begin
     as u (tenant_id, event_type, payload, key, out, id, reason, rate, place, window_start, i)
   left join lateral (
     select e.event_id, e.event_type, e.payload, e.event_type = u.event_type and e.payload = u.payload as same_text
-    from waybill.idempotency_keys k join waybill.events e on e.tenant_id = k.tenant_id and e.event_id = k.event_id
+    from waybill.idempotency_keys k
+    cross join lateral (select * from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id offset 0) e
     where out = 'key_taken' and k.tenant_id = u.tenant_id and k.key = u.key
   ) o on true
   order by i;

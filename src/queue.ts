@@ -1,4 +1,5 @@
-import { PgBoss } from 'pg-boss'
+import { randomUUID } from 'node:crypto'
+import { PgBoss, type Db as QueueDb } from 'pg-boss'
 import type { Db } from './db.ts'
 import type { Log } from './log.ts'
 
@@ -55,8 +56,8 @@ export function createBoss(url: string, options: { log: Log; work: boolean }): P
 }
 
 /**
- * Installs pg-boss's schema, makes or updates the two queues, and wraps pg-boss's own insert statement in
- * `waybill.enqueue(jobs)`, so that publishing stays one round trip and still queues exactly as pg-boss would.
+ * Installs pg-boss's schema, makes or updates the two queues, and makes pg-boss's own statements callable from our
+ * functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
  * Safe when several processes do it at once.
  */
 export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
@@ -90,13 +91,7 @@ export async function installQueue(url: string, log: Log, settings: QueueSetting
     const table = await tableOf(boss)
     await tuneVacuum(boss, table)
     await dropChecks(boss, table)
-    await boss.getDb().executeSql(`
-      create or replace function waybill.enqueue(jobs text) returns void language plpgsql as $enqueue$
-      #variable_conflict use_column
-      begin
-        ${await captureInsert(boss)};
-      end $enqueue$;
-      ${enqueueNew(table)}`)
+    await boss.getDb().executeSql((await callables(boss)) + enqueueNew(table))
   } finally {
     await boss.stop({ graceful: false })
   }
@@ -151,16 +146,48 @@ const enqueueNew = (table: string) => `
     where not held
   $enqueue$`
 
-/** The text of the statement with which `boss.insert` queues jobs; `$1` is the jobs as JSON. */
-async function captureInsert(boss: PgBoss): Promise<string> {
+/**
+ * pg-boss's own statements as functions, for our functions to call: `enqueue(jobs)` takes jobs as JSON, `fetch_jobs` the
+ * bounds of their priorities and how many, `finish_jobs` the queue, the jobs' ids and their fences (`id:retry count`).
+ * The last two are planned anew each time: a plan from when the queue was empty would walk it from end to end. And jobs
+ * are fetched by index alone: a queue grows faster than its statistics, and a planner that takes it for empty would sort
+ * the whole backlog at every fetch (49 ms with 50,000 jobs, 2 ms by index).
+ */
+async function callables(boss: PgBoss): Promise<string> {
+  const enqueue = await capture((db) => boss.insert(DELIVERIES, [], { db }))
+  const finish = await capture((db) => boss.deleteJob(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], { db }))
+  const batchSize = 987_654
+  const fetch = await capture((db) => boss.fetch(DELIVERIES, { batchSize, minPriority: 0, maxPriority: 1, db }))
+  if (!fetch.includes(`LIMIT ${batchSize}`)) throw new Error('this version of pg-boss fetches in another way')
+  return `
+    create or replace function waybill.enqueue(jobs text) returns void language plpgsql as $callable$
+    #variable_conflict use_column
+    begin
+      ${enqueue};
+    end $callable$;
+    create or replace function waybill.fetch_jobs(int, int, int) returns table (id uuid, data jsonb, retry_count int) language plpgsql
+    set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $callable$
+    #variable_conflict use_column
+    begin
+      return query with fetched as (${fetch.replace(`LIMIT ${batchSize}`, 'LIMIT $3')}) select id, data, "retryCount" from fetched;
+    end $callable$;
+    create or replace function waybill.finish_jobs(text, uuid[], text[]) returns table (count bigint, ids uuid[]) language plpgsql
+    set plan_cache_mode = force_custom_plan as $callable$
+    #variable_conflict use_column
+    begin
+      return query ${finish};
+    end $callable$;`
+}
+
+/** The text of the statement that a call of pg-boss runs. */
+async function capture(call: (db: QueueDb) => Promise<unknown>): Promise<string> {
   let captured = ''
-  const db = {
-    executeSql: async (text: string) => {
+  await call({
+    executeSql: async (text) => {
       captured = text
-      return { rows: [] }
+      return { rows: [{ count: '0', ids: [] }] }
     },
-  }
-  await boss.insert(DELIVERIES, [], { db })
+  })
   return captured
 }
 

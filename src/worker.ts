@@ -135,7 +135,7 @@ export async function startWorker(deps: {
     slots: deps.concurrency,
     log,
     async fetch(kind, max, take) {
-      const claimed = await claimDeliveries(claims, boss, { kind, max, monthlyAttempts: deps.monthlyAttempts })
+      const claimed = await claimDeliveries(claims, { kind, max, monthlyAttempts: deps.monthlyAttempts })
       const full: Claim[] = []
       for (const claim of claimed.send) {
         inHand.set(claim, take())

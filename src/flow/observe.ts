@@ -53,6 +53,16 @@ export async function observeEndpoints(
   return [...changes, ...(await deactivate(sql, standings, results, rules))]
 }
 
+/** How these endpoints stand now; their rows stay locked until the transaction ends. */
+export async function lockStandings(sql: Db, known: Standing[]): Promise<Standing[]> {
+  return await sql<Standing[]>`
+    select tenant_id, endpoint_id, held::float8, failure_streak, coalesce(extract(epoch from now() - failing_since), 0)::float8 as failing_seconds,
+      breaker, ramp, failed_probes, probing
+    from waybill.endpoint_stats
+    where (tenant_id, endpoint_id) in (select * from unnest(${known.map((row) => row.tenant_id)}::text[], ${known.map((row) => row.endpoint_id)}::uuid[]))
+    order by tenant_id, endpoint_id for update`
+}
+
 type Move = { standing: Standing; next: Breaker }
 
 function moveBreakers(standings: Standing[], results: Result[], rules: EndpointRules): Move[] {
