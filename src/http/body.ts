@@ -1,3 +1,4 @@
+import type { IncomingMessage } from 'node:http'
 import type { Context } from 'hono'
 import { AppError } from '../errors.ts'
 import { isTooDeep, MAX_DEPTH } from '../json.ts'
@@ -42,18 +43,46 @@ async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint
   if (declared > limitBytes) throw tooLarge(declared)
   const chunks: Uint8Array[] = []
   let size = 0
-  // Node's own stream where there is one: the web stream around it costs more than the rest of the request. Leaving it
-  // early must not destroy it, for the socket would go with it and the answer be lost.
-  const body: AsyncIterable<Uint8Array> = c.env?.incoming?.iterator({ destroyOnReturn: false }) ?? c.req.raw.body ?? []
+  const add = (chunk: Uint8Array) => {
+    size += chunk.length
+    chunks.push(chunk)
+    return size <= limitBytes
+  }
   try {
-    for await (const chunk of body) {
-      size += chunk.length
-      if (size > limitBytes) throw tooLarge(size)
-      chunks.push(chunk)
-    }
-  } catch (error) {
-    if (error instanceof AppError) throw error
+    // Node's own stream where there is one: the web stream around it costs more than the rest of the request.
+    if (c.env?.incoming) await readAll(c.env.incoming, add)
+    else for await (const chunk of c.req.raw.body ?? []) if (!add(chunk)) break
+  } catch {
     throw new AppError('invalid_json', 'the body ended early')
   }
+  if (size > limitBytes) throw tooLarge(size)
   return chunks.length === 1 ? (chunks[0] as Uint8Array) : Buffer.concat(chunks)
+}
+
+/**
+ * Resolves at the end, or as soon as `add` wants no more; rejects when the client leaves before. The stream is never
+ * destroyed, for the socket would go with it and the answer be lost.
+ */
+function readAll(incoming: IncomingMessage, add: (chunk: Uint8Array) => boolean): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const stop = () => {
+      incoming.off('data', onData).off('end', onEnd).off('error', onGone).off('close', onGone).pause()
+    }
+    const onData = (chunk: Uint8Array) => {
+      if (add(chunk)) return
+      stop()
+      resolve()
+    }
+    const onEnd = () => {
+      stop()
+      resolve()
+    }
+    const onGone = () => {
+      stop()
+      reject(new Error('the client left'))
+    }
+    incoming.on('data', onData).on('end', onEnd).on('error', onGone).on('close', onGone)
+    if (incoming.readableEnded) onEnd()
+    else if (incoming.destroyed) onGone()
+  })
 }
