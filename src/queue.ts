@@ -31,6 +31,7 @@ export type QueueSettings = {
 }
 
 const FOREVER_SECONDS = 10 * 365 * 86_400
+const SUPERVISE_SECONDS = 15
 
 /**
  * pg-boss on connections of its own: it runs multi-statement transactions, which our driver refuses on a pool.
@@ -44,9 +45,9 @@ export function createBoss(url: string, options: { log: Log; work: boolean }): P
     migrate: false,
     supervise: options.work,
     schedule: options.work,
-    // A killed worker's jobs come back after heartbeatSeconds and up to this much more.
-    superviseIntervalSeconds: 1,
-    monitorIntervalSeconds: 1,
+    // It reads the whole table, however large the backlog. What must be quick has a way of its own (flow/take-back.ts).
+    superviseIntervalSeconds: SUPERVISE_SECONDS,
+    monitorIntervalSeconds: SUPERVISE_SECONDS,
     // The counts behind this warning say nothing that our own metrics do not say better.
     warningQueueSize: 1_000_000_000,
   })
@@ -79,7 +80,8 @@ export async function installQueue(url: string, log: Log, settings: QueueSetting
           retryDelayMax: settings.retryDelayMaxSeconds,
           retryBackoff: true,
           expireInSeconds: settings.attemptTimeoutSeconds + 30,
-          heartbeatSeconds: 10,
+          // Beyond the time after which lost jobs are taken back: pg-boss's own way is the net below that.
+          heartbeatSeconds: 60,
         },
       },
     ]
@@ -91,6 +93,7 @@ export async function installQueue(url: string, log: Log, settings: QueueSetting
     const table = await tableOf(boss)
     await tuneVacuum(boss, table)
     await dropChecks(boss, table)
+    await indexClaims(boss, table)
     await boss.getDb().executeSql((await callables(boss)) + enqueueNew(table))
   } finally {
     await boss.stop({ graceful: false })
@@ -129,6 +132,16 @@ async function dropChecks(boss: PgBoss, table: string): Promise<void> {
       `select quote_ident(conname) as name from pg_constraint where contype = 'f' and conrelid = '${table}'::regclass`,
     )
   for (const { name } of rows) await boss.getDb().executeSql(`alter table ${table} drop constraint if exists ${name}`)
+}
+
+/** What is claimed, longest untouched first: those that have lost their worker are looked for every second. */
+async function indexClaims(boss: PgBoss, table: string): Promise<void> {
+  await boss.getDb().executeSql(`do $$ begin
+    -- Asked first, because \`if not exists\` would wait for writers before it looks.
+    if to_regclass('pgboss.deliveries_claimed') is null then
+      create index if not exists deliveries_claimed on ${table} (heartbeat_on) where state = 'active';
+    end if;
+  end $$`)
 }
 
 /**

@@ -12,11 +12,12 @@ import { startLoop } from './flow/loop.ts'
 import type { EndpointRules } from './flow/observe.ts'
 import { createRecord } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
+import { startTakingBack } from './flow/take-back.ts'
 import type { Log } from './log.ts'
 import { bossDb, DELIVERIES, unclaim } from './queue.ts'
 import type { SecretBox } from './secrets.ts'
 
-/** A third of the queue's heartbeat, so that one late touch does not cost a claim. */
+/** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not cost it. */
 const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 /** However fast an endpoint is, this share of the slots at most is its own: it may hang the next moment. */
@@ -33,8 +34,8 @@ export type Worker = {
 
 /**
  * Delivers: claims due jobs, attempts up to `concurrency` of them at a time and up to `rules.cap` for one endpoint,
- * releases what is held, and marks dead letters. `pool` records, `claims` is a pool whose commits need not be durable: a
- * crash merely forgets a claim.
+ * releases what is held, and marks dead letters. `pool` records, `claims` is a pool of its own, which no request can keep
+ * busy and whose commits need not be durable: a crash merely forgets a claim.
  */
 export async function startWorker(deps: {
   pool: Pool
@@ -172,11 +173,12 @@ export async function startWorker(deps: {
       return false
     },
   })
+  const takingBack = startTakingBack({ pool: claims, boss, wake: deliveries.wake, log })
   const touching = setInterval(() => {
     const jobs = [...inHand.keys()].map((claim) => claim.job)
     if (jobs.length === 0) return
     boss
-      .touch(DELIVERIES, jobs, { db: bossDb(pool) })
+      .touch(DELIVERIES, jobs, { db: bossDb(claims) })
       .catch((error: unknown) => log.warn({ err: error }, 'touch.failed'))
   }, TOUCH_MS)
   const due = await pool.listen('waybill_due', () => deliveries.wake(), deliveries.wake)
@@ -184,7 +186,7 @@ export async function startWorker(deps: {
 
   return {
     async stop(graceMs) {
-      await Promise.all([deliveries.stop(), releaser.stop(), deadLetters.stop(), waiting.stop()])
+      await Promise.all([deliveries, releaser, deadLetters, waiting, takingBack].map((loop) => loop.stop()))
       closing.abort(SHUTTING_DOWN)
       await handBack(lanes.takeWaiting())
       const timer = setTimeout(() => interrupt.abort(SHUTTING_DOWN), graceMs)

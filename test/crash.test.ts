@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
-import { gate, startReceiver } from './support/receiver.ts'
+import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -33,24 +33,62 @@ async function start(t: TestContext, env: Record<string, string> = {}) {
 
 /** Most of these tests are waiting for a claim to lapse, so they wait together. */
 suite('crashes and shutdowns', { concurrency: 4 }, () => {
-  test('a delivery whose worker was killed in the attempt is attempted again within 30 seconds', async (t) => {
-    const { receiver, startWorker, tenant, attemptsOf, becomes } = await start(t)
-    receiver.script('/hook', gate().reply, 200)
-    const doomed = await startWorker()
-    const { delivery_ids } = await tenant.publish()
-    await receiver.until(1)
-    await doomed.kill()
-    const killedAt = Date.now()
-    await startWorker()
-    const [first, second] = await receiver.until(2, { timeoutMs: 45_000 })
-    assert.ok(second!.at - killedAt < 30_000, `it took ${second!.at - killedAt} ms`)
-    assert.deepEqual(second!.body, first!.body)
-    const { attempt_count } = await becomes(delivery_ids[0]!, 'delivered')
-    assert.equal(attempt_count, 2)
-    assert.deepEqual(await attemptsOf(delivery_ids[0]!), [
+  for (const failures of [0, 2]) {
+    test(`a delivery whose worker was killed after ${failures} failed attempts is sent again within 15 seconds`, async (t) => {
+      const { receiver, startWorker, tenant, attemptsOf, becomes } = await start(t, {
+        RETRY_DELAY_SECONDS: failures === 0 ? '60' : '1',
+      })
+      const hang = gate().reply
+      const replies: [Reply, ...Reply[]] = failures === 0 ? [hang, 200] : [500, 500, hang, 200]
+      receiver.script('/hook', ...replies)
+      const doomed = await startWorker()
+      const { delivery_ids } = await tenant.publish()
+      await receiver.until(failures + 1)
+      await doomed.kill()
+      const killedAt = Date.now()
+      await startWorker()
+      const receipts = await receiver.until(failures + 2, { timeoutMs: 45_000 })
+      const [lost, again] = receipts.slice(-2)
+      assert.ok(again!.at - killedAt < 15_000, `it took ${again!.at - killedAt} ms`)
+      assert.deepEqual(again!.body, lost!.body)
+      assert.equal(again!.headers['service-delivery-id'], lost!.headers['service-delivery-id'])
+      const { attempt_count } = await becomes(delivery_ids[0]!, 'delivered')
+      assert.equal(attempt_count, failures + 2)
+      assert.deepEqual((await attemptsOf(delivery_ids[0]!)).slice(-2), [
+        [failures + 1, null, 'worker_lost', 'will_retry'],
+        [failures + 2, 200, null, 'succeeded'],
+      ])
+    })
+  }
+
+  test('a delivery that ends every worker that attempts it is dead-lettered, and the others get through', async (t) => {
+    const { receiver, startWorker, tenant, attemptsOf, becomes } = await start(t, { RETRY_LIMIT: '1' })
+    await tenant.createEndpoint(receiver.url('/fatal'), { subscribed_events: ['fatal'] })
+    const [everything] = (await tenant.call('GET', '/v1/endpoints')).body.data.filter(
+      ({ url }: { url: string }) => url === receiver.url('/hook'),
+    )
+    await tenant.call('PATCH', `/v1/endpoints/${everything.endpoint_id}`, { body: { subscribed_events: ['harmless'] } })
+    let worker: Awaited<ReturnType<typeof startWorker>>
+    receiver.script('/fatal', async () => {
+      await worker.kill()
+      return 200
+    })
+    worker = await startWorker()
+    const id = (await tenant.publish('fatal')).delivery_ids[0]!
+    for (const times of [1, 2]) {
+      await receiver.until(times, { path: '/fatal', timeoutMs: 30_000 })
+      await worker.exited
+      worker = await startWorker()
+      const harmless = await tenant.publish('harmless')
+      await becomes(harmless.delivery_ids[0]!, 'delivered')
+    }
+    const dead = await becomes(id, 'dead_lettered')
+    assert.deepEqual([dead.dead_letter_reason, dead.attempt_count], ['worker_lost', 2])
+    assert.deepEqual(await attemptsOf(id), [
       [1, null, 'worker_lost', 'will_retry'],
-      [2, 200, null, 'succeeded'],
+      [2, null, 'worker_lost', 'exhausted'],
     ])
+    assert.equal(receiver.at('/fatal').length, 2)
   })
 
   test('a delivery whose worker was killed in the last attempt is dead-lettered, and can be replayed', async (t) => {
@@ -149,13 +187,21 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
   })
 
   test('SIGTERM lets requests finish and turns new ones away', async (t) => {
-    const { api, tenant } = await start(t)
-    const answers = Array.from({ length: 20 }, () => tenant.publish())
-    await Promise.any(answers)
+    const { database, api, tenant } = await start(t)
+    const { promise: locked, resolve: unlock } = Promise.withResolvers<void>()
+    const locking = database.sql.begin(async (sql) => {
+      await sql`lock table waybill.endpoints in access exclusive mode`
+      await locked
+    })
+    const answers = Array.from({ length: 20 }, () => tenant.call('GET', '/v1/endpoints'))
+    const counted = () => database.sql`select from waybill.rate_windows where action = 'read' and count = 20`
+    await waitFor(async () => (await counted()).length > 0, { what: 'all requests to be under way' })
     api.signal('SIGTERM')
-    const settled = await Promise.allSettled(answers)
+    await api.logged('service.stopping')
+    unlock()
+    await locking
+    for (const answer of await Promise.all(answers)) assert.equal(answer.status, 200)
     assert.deepEqual(await api.exited, { code: 0, signal: null })
-    assert.ok(settled.every(({ status }) => status === 'fulfilled'))
     await assert.rejects(tenant.publish())
   })
 

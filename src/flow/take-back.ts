@@ -1,0 +1,87 @@
+import type { PgBoss } from 'pg-boss'
+import type { Pool } from '../db.ts'
+import type { Log } from '../log.ts'
+import { bossDb, DELIVERIES } from '../queue.ts'
+import { type Loop, startLoop } from './loop.ts'
+
+const LOOK_MS = 1000
+/** A claim that nobody has touched for this long has lost its worker, or its worker has lost the database. */
+const LAPSE_SECONDS = 10
+/**
+ * Longer than workers take to touch what they hold: while the database was away none could, and those that are alive must
+ * not lose their claims for it.
+ */
+const AFTER_FAILURE_MS = 5000
+/** A delivery that was lost this often in a row is no bystander: it waits as after a failure, apart from the others. */
+const SUSPECT = 3
+/** After so many it is taken for what ends its workers, and dead-lettered. */
+const POISON = 5
+const MAX_BATCH = 500
+
+/**
+ * Takes the jobs of workers that were lost back into the queue, due at once, in the place that they had. Their next claim
+ * counts as a retry, which is pg-boss's fence against the worker that was only thought lost, and the gap that it leaves in
+ * the attempts is filled when the next one is recorded. A delivery with no retry left, or that goes down with its worker
+ * again and again, fails as pg-boss has it, up to the dead letter queue.
+ */
+export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => void; log: Log }): Loop {
+  const { pool, boss, log } = deps
+  let lookFrom = 0
+  return startLoop({
+    name: 'take-back',
+    idleMs: LOOK_MS,
+    log,
+    async run() {
+      if (Date.now() < lookFrom) return false
+      const found = await takeBack(pool, boss).catch((error: unknown) => {
+        lookFrom = Date.now() + AFTER_FAILURE_MS
+        throw error
+      })
+      if (found.length === 0) return false
+      deps.wake()
+      for (const { due_now, crashes, ...ids } of found) log.warn({ ...ids, crashes, due_now }, 'delivery.worker_lost')
+      return found.length === MAX_BATCH
+    },
+  })
+}
+
+type Lapsed = {
+  tenant_id: string
+  delivery_id: string
+  retry_count: number
+  /** Attempts in a row that ended so: those that have no record. */
+  crashes: number
+  due_now: boolean
+}
+
+async function takeBack(pool: Pool, boss: PgBoss): Promise<Lapsed[]> {
+  // Most looks find nothing, and cost one look into an index (queue.ts).
+  const some = await pool`
+    select from pgboss.job where name = ${DELIVERIES} and state = 'active' and heartbeat_on < now() - ${LAPSE_SECONDS} * interval '1 second' limit 1`
+  if (some.length === 0) return []
+  return await pool.begin(async (sql) => {
+    // What somebody settles at this moment is not lost.
+    const lapsed = await sql<Lapsed[]>`
+      with lapsed as (
+        select id, data ->> 'tenant_id' as tenant_id, retry_count, retry_limit from pgboss.job
+        where name = ${DELIVERIES} and state = 'active' and heartbeat_on < now() - ${LAPSE_SECONDS} * interval '1 second'
+        limit ${MAX_BATCH} for update skip locked
+      ), judged as (
+        select l.*, coalesce(l.retry_count + 1 - (d.attempt_count - d.earlier_attempts), 1) as crashes
+        from lapsed l left join waybill.deliveries d on d.tenant_id = l.tenant_id and d.delivery_id = l.id
+      ), decided as (
+        select *, crashes < ${SUSPECT} and retry_count < retry_limit as due_now from judged
+      )
+      update pgboss.job j set
+        state = case when due_now then 'retry' else j.state end,
+        start_after = case when due_now then now() else j.start_after end,
+        heartbeat_on = case when due_now then null else j.heartbeat_on end,
+        retry_limit = case when crashes >= ${POISON} then j.retry_count else j.retry_limit end
+      from decided d where j.name = ${DELIVERIES} and j.id = d.id
+      returning d.tenant_id, d.id as delivery_id, d.retry_count, d.crashes, d.due_now`
+    const failing = lapsed.filter((job) => !job.due_now)
+    const jobs = failing.map((job) => ({ id: job.delivery_id, retryCount: job.retry_count }))
+    if (jobs.length > 0) await boss.fail(DELIVERIES, jobs, null, { db: bossDb(sql) })
+    return lapsed
+  })
+}
