@@ -7,37 +7,74 @@ export type Db = postgresTypes.ISql
 /** The pool itself: what can open transactions and listen. */
 export type Pool = postgresTypes.Sql
 
+/** What a query of a request or a worker may take: less than a request may (http/deadline.ts). */
+export const PATIENCE_MS = 3000
+
 /**
  * Opens a pool of at most `max` connections; nothing connects before the first query. Plans are made for the values at
  * hand (`force_custom_plan`): ids are bounds on partitions, and a generic plan would open every day there is.
+ *
+ * A statement that takes longer than `patienceMs` is cancelled by the database, and one that is not answered at all ends its
+ * connection half a second later; 0 waits for ever. What is idle is probed every few seconds by both sides, so that neither
+ * keeps a connection, or its locks, that the other has lost.
+ *
  * `claims: true` is for claiming jobs: its commits return before they are on disk. A crash may forget a claim.
  */
-export function openDb(url: string, options: { log: Log; name: string; max: number; claims?: boolean }): Pool {
+export function openDb(
+  url: string,
+  options: { log: Log; name: string; max: number; patienceMs?: number; claims?: boolean },
+): Pool {
+  const { patienceMs = PATIENCE_MS } = options
+  const mended = { answer_timeout: patienceMs && patienceMs / 1000 + 0.5 }
   return postgres(url, {
+    ...mended,
     max: options.max,
-    connect_timeout: 5,
+    connect_timeout: Math.min(5, patienceMs / 1000 || 5),
     // The driver's own backoff grows to 20 s, and every query waits for it: a database that is back is found at once.
     backoff: () => 0.25,
-    idle_timeout: 300,
+    // Where queries may take long, a dead connection would be found out late: none is kept.
+    idle_timeout: patienceMs > PATIENCE_MS ? 5 : 300,
     max_lifetime: 3600,
+    keep_alive: 5,
     connection: {
       application_name: `waybill ${options.name}`,
       plan_cache_mode: 'force_custom_plan',
-      statement_timeout: 30_000,
-      idle_in_transaction_session_timeout: 30_000,
+      statement_timeout: patienceMs,
+      idle_in_transaction_session_timeout: 10_000,
+      tcp_keepalives_idle: 5,
+      tcp_keepalives_interval: 2,
+      tcp_keepalives_count: 5,
+      tcp_user_timeout: 15_000,
       ...(options.claims && { synchronous_commit: 'off' }),
     },
     onnotice: (notice) => options.log.debug({ notice: notice.message }, 'database.notice'),
   })
 }
 
+const PULSE_MS = 5000
+
+/**
+ * Keeps asking over the connection on which `pool` listens, which says nothing by itself and would never notice that
+ * it leads nowhere: unanswered, it is closed, and the driver listens anew. Returns what ends it.
+ */
+export function watchListening(pool: Pool): () => void {
+  // The driver keeps the pool of one that it listens on here; it came with the first `listen`.
+  const { listen } = pool as Pool & { listen: { sql?: Pool } }
+  const timer = setInterval(() => {
+    if (listen.sql) listen.sql`select 1`.catch(() => {})
+  }, PULSE_MS)
+  return () => clearInterval(timer)
+}
+
 /**
  * The driver asks for the array types on every new connection, and nobody catches the failure of that query: a database
  * lost at that moment would end the process. They are the same for the whole pool, so they are asked for once, here.
  */
-export async function learnTypes(pool: Pool): Promise<void> {
-  await pool`select 1`
-  pool.options.fetch_types = false
+export async function learnTypes(...pools: Pool[]): Promise<void> {
+  for (const pool of pools) {
+    await pool`select 1`
+    pool.options.fetch_types = false
+  }
 }
 
 const RETRYABLE = new Set(['40P01', '40001'])
@@ -45,8 +82,12 @@ const RETRYABLE = new Set(['40P01', '40001'])
 /** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization). */
 export const isRetryable = (error: unknown) => error instanceof postgres.PostgresError && RETRYABLE.has(error.code)
 
-/** Whether the database itself answered with an error: it is there, and what it was asked is at fault. */
-export const isRefusal = (error: unknown) => error instanceof postgres.PostgresError
+/** Of SQLSTATE: cardinality, data, integrity, program limit and plpgsql errors. */
+const FAULTS_OF_VALUES = ['21', '22', '23', '54', 'P0']
+
+/** Whether the database is there and well, and what it was asked is at fault. */
+export const isRefusal = (error: unknown) =>
+  error instanceof postgres.PostgresError && FAULTS_OF_VALUES.includes(error.code.slice(0, 2))
 
 /** Whether `error` is a violation of the unique constraint or index `constraint`. */
 export const isDuplicate = (error: unknown, constraint: string) =>

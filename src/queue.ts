@@ -32,6 +32,15 @@ export type QueueSettings = {
 
 const FOREVER_SECONDS = 10 * 365 * 86_400
 const SUPERVISE_SECONDS = 15
+/** Of pg-boss's own driver, which takes them though pg-boss does not name them. */
+const NEVER_HANGING = {
+  connectionTimeoutMillis: 5000,
+  query_timeout: 14_000,
+  statement_timeout: 13_000,
+  idle_in_transaction_session_timeout: 10_000,
+  keepAlive: true,
+  keepAliveInitialDelayMillis: 5000,
+}
 
 /**
  * pg-boss on connections of its own: it runs multi-statement transactions, which our driver refuses on a pool.
@@ -40,6 +49,7 @@ const SUPERVISE_SECONDS = 15
 export function createBoss(url: string, options: { log: Log; work: boolean }): PgBoss {
   const boss = new PgBoss({
     connectionString: url,
+    ...NEVER_HANGING,
     application_name: 'waybill queue',
     max: 2,
     migrate: false,

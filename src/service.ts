@@ -1,12 +1,13 @@
 import { readFile } from 'node:fs/promises'
 import type { Config } from './config.ts'
-import { learnTypes, openDb, type Pool } from './db.ts'
+import { learnTypes, openDb, type Pool, watchListening } from './db.ts'
 import { createSender } from './egress/send.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
 import { startSweep } from './flow/sweep.ts'
 import { createApp } from './http/app.ts'
 import { createAuth } from './http/auth.ts'
+import { HEALTH_PATIENCE_MS } from './http/health.ts'
 import type { ServiceLimits } from './http/limits.ts'
 import { listen } from './http/listen.ts'
 import type { Log } from './log.ts'
@@ -23,6 +24,8 @@ export type Service = { port: number }
 /** Connections for requests, and for recording and claiming: Postgres itself is what saturates first. */
 const API_CONNECTIONS = 10
 const WORKER_CONNECTIONS = 4
+/** For what goes through whole tables: it may take as long as this, and keeps nobody's connection meanwhile. */
+const UPKEEP = { max: 2, patienceMs: 30_000 }
 
 /** Enough of the database's address and keys to run against it. */
 export type Database = { url: string; adminApiKey: string; encryptionKeys: Buffer[] }
@@ -50,13 +53,18 @@ export async function startService(options: {
   const version = await readVersion()
   if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
   const secretBox = createSecretBox(database.encryptionKeys)
-  const pool = openDb(database.url, {
-    log,
-    name: mode,
-    max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS),
-  })
-  releasers.add('database', () => pool.end({ timeout: 5 }))
-  await learnTypes(pool)
+  const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }): Pool => {
+    const pool = openDb(database.url, { log, name: `${mode}${name}`, ...more })
+    releasers.add(`database${name}`, () => pool.end({ timeout: 2 }))
+    return pool
+  }
+  const pool = open('', { max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS) })
+  const upkeep = open(' upkeep', UPKEEP)
+  const pulse = open(' health', { max: 1, patienceMs: HEALTH_PATIENCE_MS })
+  await learnTypes(pool, upkeep)
+  // It reads nothing that has a type of its own.
+  pulse.options.fetch_types = false
+  releasers.add('listening', watchListening(pool))
   await requireKeys(pool, secretBox)
 
   if (mode !== 'api') {
@@ -64,14 +72,13 @@ export async function startService(options: {
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
     await startMaintenance({
-      pool,
+      pool: upkeep,
       boss,
       retentionDays: config.RETENTION_DAYS,
       retentionCron: config.RETENTION_CRON,
       log,
     })
-    const claims = openDb(database.url, { log, name: `${mode} claims`, max: 1, claims: true })
-    releasers.add('claims', () => claims.end({ timeout: 5 }))
+    const claims = open(' claims', { max: 1, claims: true })
     await learnTypes(claims)
     const sender = createSender({
       allow: config.EGRESS_ALLOW,
@@ -101,7 +108,7 @@ export async function startService(options: {
       userAgent: `Waybill/${version}`,
     })
     releasers.add('worker', () => worker.stop(config.SHUTDOWN_GRACE_SECONDS * 1000))
-    const sweep = startSweep({ pool, log })
+    const sweep = startSweep({ pool: upkeep, log })
     releasers.add('sweep', sweep.stop)
   }
 
@@ -113,6 +120,8 @@ export async function startService(options: {
   let port = config.PORT
   const app = createApp({
     pool,
+    pulse,
+    upkeep,
     auth,
     publish: createPublish(pool, {
       rate: config.RATE_LIMIT_EVENTS_WRITE,

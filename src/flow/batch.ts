@@ -3,14 +3,16 @@ import { isRefusal, isRetryable } from '../db.ts'
 /**
  * Natural batches: whatever arrived while the last batches ran is the next batch, so nothing waits for a timer; alone, an
  * item is a batch of one. `run` gets 1 to `max` items and answers with one result per item, in order; at most `inFlight`
- * runs at once. When the database refuses a batch, its items run one by one, so that a bad one fails alone.
+ * runs at once. When the database refuses a batch, its items run one by one, so that a bad one fails alone. Who has waited
+ * for longer than `patienceMs` is rejected: nobody waits for the answer any more, and those who do come sooner.
  */
 export function createBatcher<Item, Result>(options: {
   max: number
   inFlight: number
+  patienceMs?: number
   run: (items: Item[]) => Promise<Result[]>
 }): (item: Item) => Promise<Result> {
-  type Waiting = { item: Item; resolve: (result: Result) => void; reject: (error: unknown) => void }
+  type Waiting = { item: Item; since: number; resolve: (result: Result) => void; reject: (error: unknown) => void }
   let waiting: Waiting[] = []
   let running = 0
 
@@ -28,6 +30,7 @@ export function createBatcher<Item, Result>(options: {
   }
 
   function next(): void {
+    giveUpLate()
     if (running === options.inFlight || waiting.length === 0) return
     const batch = waiting.slice(0, options.max)
     waiting = waiting.slice(options.max)
@@ -39,9 +42,16 @@ export function createBatcher<Item, Result>(options: {
     next()
   }
 
+  function giveUpLate(): void {
+    const oldest = performance.now() - (options.patienceMs ?? Infinity)
+    const late = waiting.findIndex(({ since }) => since >= oldest)
+    for (const entry of waiting.splice(0, late < 0 ? waiting.length : late))
+      entry.reject(new Error('waited too long for the database'))
+  }
+
   return (item) =>
     new Promise((resolve, reject) => {
-      waiting.push({ item, resolve, reject })
+      waiting.push({ item, since: performance.now(), resolve, reject })
       // A turn later, so that requests that arrive in one read of the socket share a batch.
       if (waiting.length === 1) setImmediate(next)
     })

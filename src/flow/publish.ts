@@ -1,4 +1,4 @@
-import type { Pool } from '../db.ts'
+import { PATIENCE_MS, type Pool } from '../db.ts'
 import { isSameJson } from '../json.ts'
 import { createBatcher } from './batch.ts'
 
@@ -61,6 +61,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     max: MAX_BATCH,
     // The next batch is parsed and sent while the last one is being committed.
     inFlight: 2,
+    patienceMs: PATIENCE_MS,
     run: async (requests) =>
       await pool<Row[]>`
         select outcome, event_id, delivery_ids, details, same_text, original_type, original_payload, rate_limit, rate_count, window_start, window_left

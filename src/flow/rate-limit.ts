@@ -1,4 +1,4 @@
-import type { Pool } from '../db.ts'
+import { PATIENCE_MS, type Pool } from '../db.ts'
 import { createBatcher } from './batch.ts'
 import type { RatePlace } from './publish.ts'
 
@@ -14,6 +14,7 @@ export function createRateCounter(pool: Pool, windowSeconds: number) {
   const count = createBatcher<Asked, RatePlace>({
     max: 500,
     inFlight: 1,
+    patienceMs: PATIENCE_MS,
     run: async (asked) => {
       const rows = await pool<{ place: number; window_start: Date; window_left: number }[]>`
         with asked as (

@@ -25,6 +25,10 @@ import { mountTenants } from './tenants.ts'
 
 export type AppDeps = {
   pool: Pool
+  /** For /health alone. */
+  pulse: Pool
+  /** For what may take long. */
+  upkeep: Pool
   auth: Auth
   publish: (request: PublishRequest) => Promise<PublishResult>
   rateCounter: RateCounter
@@ -85,7 +89,7 @@ export function createApp(deps: AppDeps): App {
     return errorResponse(c, new AppError('internal'))
   })
 
-  mountHealth(mount, deps)
+  mountHealth(mount, { ...deps, pool: deps.pulse })
   if (deps.mode !== 'worker') {
     mountPublish(mount, { ...deps, rateLimit, maxPayloadBytes: limits.maxPayloadBytes })
     mountEvents(mount, deps)

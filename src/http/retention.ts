@@ -2,6 +2,7 @@ import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db.ts'
 import { runRetention } from '../flow/retention.ts'
 import type { Log } from '../log.ts'
+import { startDeadline } from './deadline.ts'
 import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
 import { answers, jsonBody, timestamp } from './schemas.ts'
@@ -42,10 +43,18 @@ const runNow = createRoute({
   },
 })
 
-/** Retention on demand; the same runs on its schedule in the worker. */
-export function mountRetention(mount: Mount, deps: { pool: Pool; retentionDays: number; log: Log }): void {
-  mount.admin(runNow, async (c, { body }) => {
-    const result = await runRetention(deps.pool, { days: deps.retentionDays, apply: body.apply, log: deps.log })
-    return c.json({ ok: true, ...result }, 200)
-  })
+/** Retention on demand; the same runs on its schedule in the worker. It takes its time, on `upkeep`, if the database answers. */
+export function mountRetention(
+  mount: Mount,
+  deps: { pool: Pool; upkeep: Pool; retentionDays: number; log: Log },
+): void {
+  const { pool, upkeep, retentionDays: days, log } = deps
+  mount.admin(
+    runNow,
+    async (c, { body }) => {
+      await startDeadline()(() => pool`select 1`)
+      return c.json({ ok: true, ...(await runRetention(upkeep, { days, apply: body.apply, log })) }, 200)
+    },
+    { takesLong: true },
+  )
 }

@@ -5,6 +5,7 @@ import { AppError, type FieldProblem } from '../errors.ts'
 import type { RateAction } from '../flow/rate-limit.ts'
 import type { Auth, Tenant } from './auth.ts'
 import { readJson } from './body.ts'
+import { startDeadline } from './deadline.ts'
 import type { RateLimit } from './rate.ts'
 
 export type Env = { Bindings: HttpBindings; Variables: { requestId: string; tenantId: string | undefined } }
@@ -53,11 +54,16 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
       mount(route, async (c) => await handler(c))
     },
 
-    /** A route for the operator's key. */
-    admin<R extends RouteConfig>(route: R, handler: (c: Context<Env>, input: Input<R>) => Promise<Response>) {
+    /** A route for the operator's key. `takesLong`: it has no deadline, because it does as much work as there is. */
+    admin<R extends RouteConfig>(
+      route: R,
+      handler: (c: Context<Env>, input: Input<R>) => Promise<Response>,
+      { takesLong = false } = {},
+    ) {
       mount(route, async (c) => {
         auth.admin(c.req.header('authorization'))
-        return await handler(c, await readInput(c, route))
+        const input = await readInput(c, route)
+        return takesLong ? await handler(c, input) : await startDeadline()(() => handler(c, input))
       })
     },
 
@@ -68,17 +74,21 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
       handler: (c: Context<Env>, tenant: Tenant, input: Input<R>) => Promise<Response>,
     ) {
       mount(route, async (c) => {
-        const tenant = await auth.tenant(c.req.header('authorization'))
-        c.set('tenantId', tenant.tenantId)
-        if (options.action) await rateLimit.count(c, tenant, options.action)
+        const inTime = startDeadline()
+        const tenant = await inTime(async () => {
+          const known = await auth.tenant(c.req.header('authorization'))
+          c.set('tenantId', known.tenantId)
+          if (options.action) await rateLimit.count(c, known, options.action)
+          return known
+        })
         let input: Input<R>
         try {
           input = await readInput(c, route, options.maxPayloadBytes?.(tenant))
         } catch (error) {
-          if (error instanceof AppError) await options.onRefused?.(tenant, c)
+          if (error instanceof AppError) await inTime(async () => await options.onRefused?.(tenant, c))
           throw error
         }
-        return await handler(c, tenant, input)
+        return await inTime(() => handler(c, tenant, input))
       })
     },
   }

@@ -7,7 +7,7 @@ import { createDatabase } from '../support/database.ts'
 const { sql } = await createDatabase({ after })
 
 /** A batcher that squares; `sizes` tells how its items were grouped, `hold` makes runs wait for `release`. */
-function squaring({ max = 100, inFlight = 1, hold = false } = {}) {
+function squaring({ max = 100, inFlight = 1, hold = false, patienceMs = 60_000 } = {}) {
   const sizes: number[] = []
   const waiting: (() => void)[] = []
   let running = 0
@@ -15,6 +15,7 @@ function squaring({ max = 100, inFlight = 1, hold = false } = {}) {
   const submit = createBatcher<number, number>({
     max,
     inFlight,
+    patienceMs,
     run: async (items) => {
       sizes.push(items.length)
       mostRunning = Math.max(mostRunning, ++running)
@@ -65,6 +66,39 @@ test('a batch holds at most the maximum, and no more than allowed run at once', 
   )
   assert.ok(sizes.every((size) => size <= 3))
   assert.equal(mostRunning(), 2)
+})
+
+test('who has waited for too long is rejected and not run, and those who came later are', async () => {
+  const { submit, sizes, release } = squaring({ hold: true, patienceMs: 30 })
+  const first = submit(1)
+  await new Promise((resolve) => setImmediate(resolve))
+  const late = assert.rejects(submit(2), /waited too long/)
+  await new Promise((resolve) => setTimeout(resolve, 40))
+  const fresh = submit(3)
+  await release()
+  await late
+  await release()
+  assert.deepEqual([await first, await fresh], [1, 9])
+  assert.deepEqual(sizes, [1, 1])
+})
+
+test('a batch that the database was too slow for fails whole, and not one by one', async () => {
+  let runs = 0
+  const submit = createBatcher<number, number>({
+    max: 100,
+    inFlight: 1,
+    run: async () => {
+      runs++
+      await sql.begin(async (tx) => {
+        await tx`set local statement_timeout = 20`
+        await tx`select pg_sleep(5)`
+      })
+      return []
+    },
+  })
+  const results = await Promise.allSettled([submit(1), submit(2), submit(3)])
+  assert.ok(results.every(({ status }) => status === 'rejected'))
+  assert.equal(runs, 1)
 })
 
 test('one item that the database refuses fails alone', async () => {

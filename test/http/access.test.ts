@@ -2,8 +2,8 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { after, describe, test } from 'node:test'
 import { createDatabase } from '../support/database.ts'
+import { routesOf } from '../support/routes.ts'
 import { ADMIN_KEY, createTenant, type Reply, startService } from '../support/service.ts'
-import { API } from '../support/validate.ts'
 
 const database = await createDatabase({ after })
 const service = await startService({ after }, { databaseUrl: database.url, mode: 'api' })
@@ -13,33 +13,7 @@ const { endpoint_id } = await owner.createEndpoint('http://127.0.0.1:9/hook', { 
 const { event_id, delivery_ids } = await owner.publish('thing.happened', { n: 1 }, 'key-1')
 const own: Record<string, string> = { endpoint_id, event_id, delivery_id: delivery_ids[0] ?? '' }
 
-/** A body for each route that takes one, which succeeds with the right key. */
-const BODIES: Record<string, object> = {
-  'POST /v1/admin/tenants': { tenant_id: owner.tenantId, tenant_slug: owner.tenantId },
-  'POST /v1/admin/api-keys': { tenant_id: owner.tenantId, name: 'another' },
-  'POST /v1/admin/retention/run': { apply: false },
-  'POST /v1/events': { event_type: 'thing.happened', payload: {} },
-  'POST /v1/endpoints': { url: 'http://127.0.0.1:9/other', subscribed_events: ['nothing.ever'] },
-  'PATCH /v1/endpoints/{endpoint_id}': { description: 'changed' },
-}
-
-const ROUTES = Object.entries<Record<string, object>>(API.paths).flatMap(([template, item]) =>
-  Object.keys(item).map((verb) => {
-    const method = verb.toUpperCase()
-    const [, id] = /\{(\w+)\}/.exec(template) ?? []
-    const body = BODIES[`${method} ${template}`]
-    return {
-      name: `${method} ${template}`,
-      kind: template.startsWith('/v1/admin/') ? 'admin' : template.startsWith('/v1/') ? 'tenant' : 'open',
-      id,
-      ask: (key: string | undefined, value = own[id ?? ''] ?? ''): Promise<Reply> =>
-        service.call(method, template.replace(/\{\w+\}/, encodeURIComponent(value)), {
-          ...(key !== undefined && { key }),
-          ...(body && { body }),
-        }),
-    }
-  }),
-)
+const ROUTES = routesOf(service, own, owner.tenantId)
 
 const UNKNOWN_KEYS = [
   'nonsense',

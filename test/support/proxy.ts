@@ -11,7 +11,11 @@ export type Proxy = {
   cutAt: (text: string) => void
   /** Keeps connections open but lets nothing through any more: the network has a hole. */
   freeze: () => void
-  /** Lets everything through again, on the same port. */
+  /** Lets new connections through again. Those that were frozen stay so, for as long as their client keeps them. */
+  thaw: () => void
+  /** How many connections are frozen. */
+  frozen: () => number
+  /** Breaks what is frozen, and lets everything through again, on the same port. */
   restore: () => Promise<void>
 }
 
@@ -19,10 +23,15 @@ export type Proxy = {
 export async function startProxy(scope: Scope, databaseUrl: string): Promise<Proxy> {
   const target = new URL(databaseUrl)
   const sockets = new Set<Socket>()
-  let frozen = false
+  const clients = new Set<Socket>()
+  const holes = new Set<Socket>()
+  let freezing = false
   let fatalText: string | undefined
   const server = createServer((inside) => {
     const outside = connect(Number(target.port), target.hostname)
+    clients.add(inside)
+    inside.on('close', () => clients.delete(inside))
+    if (freezing) holes.add(inside)
     inside.on('data', (chunk) => {
       if (fatalText !== undefined && chunk.includes(fatalText)) void cut()
     })
@@ -31,10 +40,11 @@ export async function startProxy(scope: Scope, databaseUrl: string): Promise<Pro
       [outside, inside],
     ] as const) {
       sockets.add(from)
-      from.on('data', (chunk) => void (frozen || to.write(chunk)))
+      from.on('data', (chunk) => void (holes.has(inside) || to.write(chunk)))
       from.on('error', () => to.destroy())
       from.on('close', () => {
         sockets.delete(from)
+        holes.delete(from)
         to.destroy()
       })
     }
@@ -65,12 +75,17 @@ export async function startProxy(scope: Scope, databaseUrl: string): Promise<Pro
       fatalText = text
     },
     freeze() {
-      frozen = true
+      freezing = true
+      for (const socket of clients) holes.add(socket)
     },
+    thaw() {
+      freezing = false
+    },
+    frozen: () => holes.size,
     async restore() {
       // What was swallowed is lost to these connections for ever: they cannot go on.
       breakAll()
-      frozen = false
+      freezing = false
       fatalText = undefined
       if (!server.listening) await open(port)
     },

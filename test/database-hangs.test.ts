@@ -1,0 +1,219 @@
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { existsSync } from 'node:fs'
+import { readFile } from 'node:fs/promises'
+import { suite, type TestContext, test } from 'node:test'
+import { promisify } from 'node:util'
+import { cleanUp } from './support/cleanup.ts'
+import { createDatabase } from './support/database.ts'
+import { createDirectory } from './support/directory.ts'
+import { startProxy } from './support/proxy.ts'
+import { startReceiver } from './support/receiver.ts'
+import { routesOf } from './support/routes.ts'
+import { ADMIN_KEY, type Call, createTenant, type Reply, runProgram, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+const INTERNAL = { ok: false, error: 'internal error' }
+
+/** A whole service whose way to its database the test can take away, and a tenant with an event delivered. */
+async function start(t: TestContext) {
+  const database = await createDatabase(t)
+  const proxy = await startProxy(t, database.url)
+  const receiver = await startReceiver(t)
+  const service = await startService(t, { databaseUrl: proxy.url, env: { RETRY_DELAY_SECONDS: '1' } })
+  const tenant = await createTenant(service)
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+  const { event_id, delivery_ids } = await tenant.publish()
+  await receiver.until(1)
+  const own = { endpoint_id, event_id, delivery_id: delivery_ids[0]! }
+  return { database, proxy, receiver, service, tenant, own }
+}
+
+/** Answers with the reply and the milliseconds that it took. */
+async function timed(asked: Promise<Reply>): Promise<{ reply: Reply; ms: number }> {
+  const began = performance.now()
+  return { reply: await asked, ms: performance.now() - began }
+}
+
+/** Asks for /health ten times a second until it is told to stop; then fails unless each answer had `status`, in a second. */
+function watchHealth(call: Call, status: number) {
+  const seen: { reply: Reply; ms: number }[] = []
+  let stopped = false
+  const watching = (async () => {
+    while (!stopped) {
+      seen.push(await timed(call('GET', '/health')))
+      await new Promise((resolve) => setTimeout(resolve, 100))
+    }
+  })()
+  return async () => {
+    stopped = true
+    await watching
+    assert.deepEqual([...new Set(seen.map(({ reply }) => reply.status))], [status])
+    const times = seen.map(({ ms }) => ms).sort((a, b) => a - b)
+    // This process has other things to do, too, and may see a few of them late.
+    assert.ok(times[Math.floor(times.length * 0.8)]! < 1000 && times.at(-1)! < 1500, `health took ${times} ms`)
+  }
+}
+
+suite('a database that does not answer', { concurrency: true }, () => {
+  test('every request is answered within 5 seconds, and all is well within 5 more when new connections get through', async (t) => {
+    const { proxy, receiver, service, tenant, own } = await start(t)
+    const routes = routesOf(service, own, tenant.tenantId).filter(({ kind }) => kind !== 'open')
+    proxy.freeze()
+    const healthWas503 = watchHealth(service.call, 503)
+    const publish = () => tenant.call('POST', '/v1/events', { body: { event_type: 'a.b', payload: {} } })
+    // More than there are connections, and more than a batch.
+    const flood = Array.from({ length: 300 }, () => timed(publish()))
+    const answers = await Promise.all(
+      routes.map(async ({ name, kind, ask }) => ({
+        name,
+        ...(await timed(ask(kind === 'admin' ? ADMIN_KEY : tenant.key))),
+      })),
+    )
+    for (const { name, reply, ms } of answers) {
+      assert.ok(ms < 5000, `${name} took ${ms} ms`)
+      assert.deepEqual([reply.status, reply.body], [500, INTERNAL], name)
+    }
+    for (const { reply, ms } of await Promise.all(flood)) {
+      assert.ok(ms < 5000, `a publish took ${ms} ms`)
+      assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
+    }
+    const late = await timed(publish())
+    assert.ok(late.reply.status === 500 && late.ms < 5000)
+    await healthWas503()
+
+    const before = receiver.receipts.length
+    proxy.thaw()
+    const thawed = Date.now()
+    await waitFor(async () => (await publish()).status === 202, { timeoutMs: 5000 })
+    await waitFor(async () => (await service.call('GET', '/health')).status === 200, { timeoutMs: 5000 })
+    const [next] = (await receiver.until(before + 1)).slice(before)
+    assert.ok(next!.at - thawed < 5000, `the next delivery came after ${next!.at - thawed} ms`)
+    // The hole swallows what is sent into it: the connections in it, those that only listen too, must be given up.
+    await waitFor(() => proxy.frozen() === 0, { timeoutMs: 15_000, what: 'dead connections to be given up' })
+  })
+
+  test('a lock that is held fails what needs it, within 5 seconds, and nothing else', async (t) => {
+    const { database, receiver, service, tenant, own } = await start(t)
+    const { promise: released, resolve: release } = Promise.withResolvers<void>()
+    const { promise: locked, resolve: lock } = Promise.withResolvers<void>()
+    const holding = database.sql.begin(async (sql) => {
+      await sql`lock table waybill.events in access exclusive mode`
+      lock()
+      await released
+    })
+    await locked
+    // The database does answer.
+    const healthWas200 = watchHealth(service.call, 200)
+    const publish = (key: string) =>
+      tenant.call('POST', '/v1/events', {
+        body: { event_type: 'a.b', payload: {} },
+        headers: { 'idempotency-key': key },
+      })
+    const blocked = await Promise.all([
+      ...Array.from({ length: 200 }, (_, n) => timed(publish(`key-${n}`))),
+      ...Array.from({ length: 20 }, () => timed(tenant.call('GET', `/v1/events/${own.event_id}`))),
+    ])
+    for (const { reply, ms } of blocked) {
+      assert.ok(ms < 5000, `it took ${ms} ms`)
+      assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
+    }
+    assert.equal((await tenant.call('GET', '/v1/endpoints')).status, 200)
+    await healthWas200()
+    release()
+    await holding
+    const after = await timed(publish('key-0'))
+    assert.equal(after.reply.status, 202, 'what was answered with 500 was not stored, or it would be 200')
+    assert.ok(after.ms < 2000, `it took ${after.ms} ms`)
+    await receiver.until(2)
+  })
+
+  test('a database that is read-only acknowledges nothing, and takes events within 5 seconds when it is not', async (t) => {
+    const { database, receiver, service, tenant } = await start(t)
+    const { sql } = database
+    const setReadOnly = async (value: 'on' | 'off') => {
+      await sql.unsafe(
+        `alter database ${new URL(database.url).pathname.slice(1)} set default_transaction_read_only = ${value}`,
+      )
+      await sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
+    }
+    await setReadOnly('on')
+    const publish = () => tenant.call('POST', '/v1/events', { body: { event_type: 'a.b', payload: {} } })
+    for (let n = 0; n < 20; n++) {
+      const { status, body } = await publish()
+      assert.deepEqual([status, body], [500, INTERNAL])
+    }
+    const count = async () => (await sql`select count(*)::int as n from waybill.events`)[0]?.n
+    assert.equal(await count(), 1)
+    await setReadOnly('off')
+    const writable = Date.now()
+    await waitFor(async () => (await publish()).status === 202)
+    const [, next] = await receiver.until(2)
+    assert.ok(next!.at - writable < 5000, `it took ${next!.at - writable} ms`)
+    assert.equal((await service.call('GET', '/health')).status, 200)
+  })
+
+  test('a Postgres whose processes stand still is survived, and what was answered with 500 can be repeated', async (t) => {
+    const cwd = await createDirectory(t)
+    const receiver = await startReceiver(t)
+    const program = runProgram(t, {
+      cwd,
+      env: { HOST: '127.0.0.1', PORT: '0', EGRESS_ALLOW: '127.0.0.0/8', ADMIN_API_KEY: ADMIN_KEY },
+    })
+    const url = `http://127.0.0.1:${(await program.logged('service.ready', 60_000)).port}`
+    const tenant = await createTenant({ url })
+    await tenant.createEndpoint(receiver.url())
+    await tenant.publish()
+    await receiver.until(1)
+
+    const postmaster = (await readFile(`${cwd}/.waybill/postgres/postmaster.pid`, 'utf8')).split('\n')[0]!
+    const { stdout } = await promisify(execFile)('ps', ['-o', 'pid=', '--ppid', postmaster, '--pid', postmaster])
+    const processes = stdout.trim().split(/\s+/).map(Number)
+    const signalAll = (signal: NodeJS.Signals) => {
+      for (const pid of processes) if (existsSync(`/proc/${pid}`)) process.kill(pid, signal)
+    }
+    cleanUp(t, async () => signalAll('SIGCONT'))
+    signalAll('SIGSTOP')
+    const keys = Array.from({ length: 20 }, (_, n) => `key-${n}`)
+    const publish = (key: string) =>
+      timed(
+        tenant.call('POST', '/v1/events', {
+          body: { event_type: 'a.b', payload: {} },
+          headers: { 'idempotency-key': key },
+        }),
+      )
+    for (const { reply, ms } of await Promise.all(keys.map(publish))) {
+      assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
+      assert.ok(ms < 5000, `it took ${ms} ms`)
+    }
+    signalAll('SIGCONT')
+    await waitFor(async () => (await tenant.call('GET', '/health')).status === 200, { timeoutMs: 5000 })
+    const events = new Set<string>()
+    for (const key of keys) {
+      const { reply } = await publish(key)
+      // Some of them were on their way already, and were stored when Postgres went on.
+      assert.ok(reply.status === 200 || reply.status === 202, reply.text)
+      events.add(reply.body.event_id)
+    }
+    assert.equal(events.size, keys.length)
+    const sent = (await receiver.until(1 + keys.length)).map(({ headers }) => headers['webhook-id'])
+    assert.equal(new Set(sent).size, 1 + keys.length)
+    assert.deepEqual(await program.stop(), { code: 0, signal: null })
+  })
+
+  test('what became due while the database was stopped is sent within 5 seconds of its return', async (t) => {
+    const { proxy, receiver, service, tenant } = await start(t)
+    receiver.script('/hook', 500, 200)
+    const { delivery_ids } = await tenant.publish()
+    const statusOf = async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body.status
+    await waitFor(async () => (await statusOf()) === 'retrying')
+    await proxy.cut()
+    const failures = () => service.logs.filter((line) => line.msg === 'dispatch.failed').length
+    await waitFor(() => failures() >= 6, { what: 'the worker to have looked in vain for seconds' })
+    await proxy.restore()
+    const back = Date.now()
+    const again = (await receiver.until(3)).at(-1)
+    assert.ok(again!.at - back < 5000, `it took ${again!.at - back} ms`)
+    await waitFor(async () => (await statusOf()) === 'delivered')
+  })
+})
