@@ -23,6 +23,7 @@ export const ERRORS = {
   endpoint_count: [429, 'maximum endpoint count exceeded'],
   fanout: [429, 'maximum fan-out endpoints exceeded'],
   internal: [500, 'internal error'],
+  overloaded: [503, 'service overloaded'],
 } as const
 
 export type ErrorCode = keyof typeof ERRORS

@@ -8,12 +8,15 @@ import { isRefusal, isRetryable } from '../db.ts'
  */
 export function createBatcher<Item, Result>(options: {
   max: number
+  /** A batch ends where its items weigh more than this together; a heavier one goes alone. */
+  maxWeight?: number
+  weigh?: (item: Item) => number
   inFlight: number
   patienceMs?: number
   run: (items: Item[]) => Promise<Result[]>
 }): (item: Item) => Promise<Result> {
   type Waiting = { item: Item; since: number; resolve: (result: Result) => void; reject: (error: unknown) => void }
-  let waiting: Waiting[] = []
+  const waiting: Waiting[] = []
   let running = 0
 
   async function runBatch(batch: Waiting[]): Promise<void> {
@@ -32,14 +35,23 @@ export function createBatcher<Item, Result>(options: {
   function next(): void {
     giveUpLate()
     if (running === options.inFlight || waiting.length === 0) return
-    const batch = waiting.slice(0, options.max)
-    waiting = waiting.slice(options.max)
+    const batch = waiting.splice(0, batchLength())
     running++
     void runBatch(batch).finally(() => {
       running--
       next()
     })
     next()
+  }
+
+  function batchLength(): number {
+    const { max, maxWeight = Infinity, weigh = () => 0 } = options
+    let weight = 0
+    const end = waiting.slice(0, max).findIndex(({ item }) => {
+      weight += weigh(item)
+      return weight > maxWeight
+    })
+    return end < 0 ? max : Math.max(1, end)
   }
 
   function giveUpLate(): void {

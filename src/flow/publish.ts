@@ -50,6 +50,8 @@ type Row = {
 }
 
 const MAX_BATCH = 100
+/** Of payloads, in characters: the database and the driver each hold a batch several times over. */
+const MAX_BATCH_LENGTH = 2 * 1024 * 1024
 
 /**
  * Accepting events. The returned function resolves when the event, its deliveries, their jobs and all counters are
@@ -59,6 +61,8 @@ const MAX_BATCH = 100
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
   const submit = createBatcher<PublishRequest, Row>({
     max: MAX_BATCH,
+    maxWeight: MAX_BATCH_LENGTH,
+    weigh: (request) => request.event?.payload.length ?? 0,
     // The next batch is parsed and sent while the last one is being committed.
     inFlight: 2,
     patienceMs: PATIENCE_MS,

@@ -75,7 +75,10 @@ export function createApp(deps: AppDeps): App {
   })
   app.notFound((c) => errorResponse(c, new AppError('not_found')))
   app.onError((error, c) => {
-    if (error instanceof AppError) return errorResponse(c, error)
+    if (error instanceof AppError) {
+      if (error.code === 'overloaded') c.header('retry-after', '1')
+      return errorResponse(c, error)
+    }
     log.error(
       {
         err: error,

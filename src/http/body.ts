@@ -33,6 +33,12 @@ export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promis
   }
 }
 
+/** How large the body may turn out to be, as far as its headers tell; at most what `readJson` reads of it. */
+export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number {
+  const declared = Number(c.req.header('content-length') ?? Number.NaN)
+  return Math.min(Number.isNaN(declared) ? Infinity : declared, maxPayloadBytes + ENVELOPE_BYTES)
+}
+
 const badHeader = (path: string, message: string) => new AppError('invalid_request', [{ path, message }])
 
 async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint8Array> {

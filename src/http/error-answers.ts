@@ -110,6 +110,10 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     cause: 'A fault of ours',
     remedy: 'Repeat with the same key and body; report the `X-Request-Id` if it stays',
   },
+  overloaded: {
+    cause: 'More requests wait to be read than there is memory for; nothing was read of this one',
+    remedy: 'Wait a second (`Retry-After`), then repeat with the same key and body',
+  },
 }
 
 const pascal = (code: string) => code.replaceAll(/(?:^|_)(.)/g, (_, letter: string) => letter.toUpperCase())
@@ -169,4 +173,4 @@ export const TENANT_ERRORS = ['missing_token', 'invalid_api_key', 'rate_limited'
 /** What any admin route can answer with. */
 export const ADMIN_ERRORS = ['missing_token', 'invalid_admin_key', 'invalid_request'] as const
 /** What any route with a body can answer with besides. */
-export const BODY_ERRORS = ['invalid_json', 'payload_too_large'] as const
+export const BODY_ERRORS = ['invalid_json', 'payload_too_large', 'overloaded'] as const

@@ -25,6 +25,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
+    // It would cut off who is still sending after half a second, answer and all; Node reads on, keeps nothing of it, and
+    // ends it with the request's time.
+    autoCleanupIncoming: false,
     errorHandler(error) {
       if (!(error instanceof RequestError)) throw error
       return refusal(400, 'the request target or the Host header is not valid').response()

@@ -4,9 +4,10 @@ import type { Context } from 'hono'
 import { AppError, type FieldProblem } from '../errors.ts'
 import type { RateAction } from '../flow/rate-limit.ts'
 import type { Auth, Tenant } from './auth.ts'
-import { readJson } from './body.ts'
+import { expectedBytes, readJson } from './body.ts'
 import { startDeadline } from './deadline.ts'
 import type { RateLimit } from './rate.ts'
+import { createRoom } from './room.ts'
 
 export type Env = { Bindings: HttpBindings; Variables: { requestId: string; tenantId: string | undefined } }
 export type App = OpenAPIHono<Env>
@@ -42,10 +43,16 @@ type TenantOptions = {
  */
 export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }) {
   const { app, auth, rateLimit } = deps
+  const room = createRoom()
 
   function mount<R extends RouteConfig>(route: R, handle: (c: Context<Env>) => Promise<Response>) {
     app.openAPIRegistry.registerPath(route)
     app.on([route.method], [route.path.replaceAll(/{(.+?)}/g, ':$1')], handle)
+  }
+
+  /** Only what has a body to read takes room. */
+  async function inRoom(c: Context<Env>, route: RouteConfig, maxPayloadBytes: number, answer: () => Promise<Response>) {
+    return route.request?.body ? await room.hold(expectedBytes(c, maxPayloadBytes), answer) : await answer()
   }
 
   return {
@@ -62,8 +69,10 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
     ) {
       mount(route, async (c) => {
         auth.admin(c.req.header('authorization'))
-        const input = await readInput(c, route)
-        return takesLong ? await handler(c, input) : await startDeadline()(() => handler(c, input))
+        return await inRoom(c, route, 0, async () => {
+          const input = await readInput(c, route)
+          return takesLong ? await handler(c, input) : await startDeadline()(() => handler(c, input))
+        })
       })
     },
 
@@ -81,14 +90,17 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
           if (options.action) await rateLimit.count(c, known, options.action)
           return known
         })
-        let input: Input<R>
-        try {
-          input = await readInput(c, route, options.maxPayloadBytes?.(tenant))
-        } catch (error) {
-          if (error instanceof AppError) await inTime(async () => await options.onRefused?.(tenant, c))
-          throw error
-        }
-        return await inTime(() => handler(c, tenant, input))
+        const maxPayloadBytes = options.maxPayloadBytes?.(tenant) ?? 0
+        return await inRoom(c, route, maxPayloadBytes, async () => {
+          let input: Input<R>
+          try {
+            input = await readInput(c, route, maxPayloadBytes)
+          } catch (error) {
+            if (error instanceof AppError) await inTime(async () => await options.onRefused?.(tenant, c))
+            throw error
+          }
+          return await inTime(() => handler(c, tenant, input))
+        })
       })
     },
   }

@@ -1,0 +1,49 @@
+import { AppError } from '../errors.ts'
+
+/** What the bodies of the requests under way may come to. As text, parsed and on its way to the database, one takes some five times its size. */
+const BODY_BYTES = 32 * 1024 * 1024
+/** A short wait costs a client less than an error; behind this many it would not be short. */
+const MAX_WAITING = 1000
+
+export type Room = {
+  /**
+   * Runs `work` once there is room for its `bytes`, first come, first served; what waits is not read from its socket, so
+   * that its sender has to wait as well. Throws `service overloaded` when too many wait already.
+   */
+  hold<Result>(bytes: number, work: () => Promise<Result>): Promise<Result>
+}
+
+/** Bounds the memory that requests take, however many arrive at once and however large they are. */
+export function createRoom(): Room {
+  let taken = 0
+  const waiting: { bytes: number; enter: () => void }[] = []
+
+  /** Lets in whoever is first, as long as there is room; a body larger than all of it goes in alone. */
+  function admit(): void {
+    for (
+      let next = waiting[0];
+      next !== undefined && (taken === 0 || taken + next.bytes <= BODY_BYTES);
+      next = waiting[0]
+    ) {
+      taken += next.bytes
+      waiting.shift()
+      next.enter()
+    }
+  }
+
+  return {
+    async hold(bytes, work) {
+      if (waiting.length >= MAX_WAITING) throw new AppError('overloaded')
+      await new Promise<void>((enter) => {
+        waiting.push({ bytes, enter })
+        admit()
+      })
+      try {
+        return await work()
+      } finally {
+        taken -= bytes
+        admit()
+      }
+    },
+  }
+}

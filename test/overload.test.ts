@@ -1,0 +1,68 @@
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { readFile } from 'node:fs/promises'
+import { connect, type Socket } from 'node:net'
+import { test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { createTenant, startService } from './support/service.ts'
+
+const CLIENTS = 10_000
+const PAYLOAD_BYTES = 256 * 1024
+
+test('10,000 requests of 256 KiB at once are each stored or told to come back, within bounded memory', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const env = { RATE_LIMIT_EVENTS_WRITE: '0' }
+  const service = await startService(t, { databaseUrl, mode: 'api', env })
+  const tenant = await createTenant(service)
+  const body = `{"event_type":"large","payload":{"x":"${'x'.repeat(PAYLOAD_BYTES - 8)}"}}`
+  const request = Buffer.from(
+    `POST /v1/events HTTP/1.1\r\nhost: waybill\r\nauthorization: Bearer ${tenant.key}\r\n` +
+      `content-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
+  )
+
+  const sockets: Socket[] = []
+  while (sockets.length < CLIENTS)
+    sockets.push(...(await Promise.all(Array.from({ length: 100 }, () => open(service.port)))))
+  const answers = await Promise.all(sockets.map((socket) => answerOn(socket, request)))
+
+  const answered = (status: number) => answers.filter((answer) => answer.startsWith(`HTTP/1.1 ${status} `))
+  const [accepted, refused, late] = [answered(202), answered(503), answered(500)]
+  assert.equal(accepted.length + refused.length + late.length, CLIENTS)
+  for (const answer of refused) {
+    assert.match(answer, /\r\nretry-after: 1\r\n/i)
+    assert.match(answer, /{"ok":false,"error":"service overloaded"}$/)
+  }
+  // Those that may wait get in, but for the first ones: on a slow machine all the others arrive within their time.
+  assert.ok(accepted.length >= 800, `${accepted.length} were accepted`)
+  assert.ok(late.length <= 200, `${late.length} were late`)
+  const [stored] = await sql`select count(*)::int as n, min(length(payload)) as shortest from waybill.events`
+  assert.ok(stored?.n >= accepted.length && stored?.n <= accepted.length + late.length, `${stored?.n} are stored`)
+  assert.equal(stored?.shortest, PAYLOAD_BYTES)
+  const peakMiB = Number(/VmHWM:\s+(\d+) kB/.exec(await readFile(`/proc/${service.pid}/status`, 'utf8'))?.[1]) / 1024
+  t.diagnostic(`${accepted.length} accepted; at most ${Math.round(peakMiB)} MiB`)
+  assert.ok(peakMiB < 1024, `${Math.round(peakMiB)} MiB at most`)
+  assert.equal((await tenant.call('POST', '/v1/events', { body: { event_type: 'small', payload: {} } })).status, 202)
+})
+
+async function open(port: number): Promise<Socket> {
+  const socket = connect({ port, host: '127.0.0.1' })
+  await once(socket, 'connect')
+  return socket
+}
+
+/** What the service answers, head and body, until its content-length is there. */
+function answerOn(socket: Socket, request: Buffer): Promise<string> {
+  return new Promise((resolve, reject) => {
+    let answer = ''
+    socket.setEncoding('latin1').on('data', (chunk: string) => {
+      answer += chunk
+      const end = answer.indexOf('\r\n\r\n')
+      const length = Number(/content-length: (\d+)/i.exec(answer)?.[1])
+      if (end < 0 || answer.length < end + 4 + length) return
+      resolve(answer)
+      socket.destroy()
+    })
+    socket.on('error', reject).on('close', () => reject(new Error('closed without an answer')))
+    socket.write(request)
+  })
+}
