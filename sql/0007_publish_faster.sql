@@ -112,7 +112,7 @@ begin
   )
   select bool_or(coalesce(w.fanout, 0) > coalesce((t.limits ->> 'max_fanout_endpoints')::int, (publish.limits ->> 'fanout')::int)
       or u.count > coalesce((t.limits ->> 'monthly_events')::bigint, (publish.limits ->> 'monthly_events')::bigint)
-      or a.count >= coalesce((t.limits ->> 'monthly_attempts')::bigint, (publish.limits ->> 'monthly_attempts')::bigint))
+      or coalesce(a.count, 0) >= coalesce((t.limits ->> 'monthly_attempts')::bigint, (publish.limits ->> 'monthly_attempts')::bigint))
   into tight
   from used u join waybill.tenants t using (tenant_id) left join widest w using (tenant_id)
   left join waybill.usage a on a.tenant_id = u.tenant_id and a.month = this_month and a.metric = 'attempts';
