@@ -23,6 +23,7 @@ const STALE_LOOK_MS = 100
 /** However fast an endpoint is, this share of the slots at most is its own: it may hang the next moment. */
 const TRUSTED_SHARE = 0.75
 const DEAD_LETTER_POLL_MS = 500
+const MOST_CHORES = 2
 
 /** What a worker interrupts its requests with when its grace is over. */
 const SHUTTING_DOWN = new Error('the worker is shutting down')
@@ -61,6 +62,7 @@ export async function startWorker(deps: {
    */
   const inHand = new Map<Claim, () => void>()
   const attempts = new Set<Promise<void>>()
+  const chores = new Set<Promise<void>>()
   const lanes = createLanes({
     cap: rules.cap,
     trusted: Math.floor(deps.concurrency * TRUSTED_SHARE),
@@ -132,6 +134,16 @@ export async function startWorker(deps: {
     await holdDeliveries(pool, boss, held)
   }
 
+  /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */
+  async function aside(work: () => Promise<void>): Promise<void> {
+    const done = work()
+      // They lapse, and come again.
+      .catch((error: unknown) => log.error({ err: error }, 'worker.put_away_failed'))
+      .finally(() => chores.delete(done))
+    chores.add(done)
+    if (chores.size > MOST_CHORES) await Promise.race(chores)
+  }
+
   const deliveries = startDispatcher({
     slots: deps.concurrency,
     log,
@@ -144,14 +156,14 @@ export async function startWorker(deps: {
         if (verdict === 'start') start(claim)
         if (verdict === 'full') full.push(claim)
       }
-      if (full.length > 0) await hold(full)
-      if (claimed.hold.length > 0) await holdDeliveries(pool, boss, claimed.hold)
-      if (claimed.obsolete.length > 0) {
-        await boss.deleteJob(
-          DELIVERIES,
-          claimed.obsolete.map(({ job }) => job),
-          { db: bossDb(pool) },
-        )
+      const { hold: unsendable, obsolete } = claimed
+      if (full.length + unsendable.length + obsolete.length > 0) {
+        await aside(async () => {
+          if (full.length > 0) await hold(full)
+          if (unsendable.length > 0) await holdDeliveries(pool, boss, unsendable)
+          const jobs = obsolete.map(({ job }) => job)
+          if (jobs.length > 0) await boss.deleteJob(DELIVERIES, jobs, { db: bossDb(pool) })
+        })
       }
       return claimed.send.length + claimed.hold.length + claimed.obsolete.length
     },
@@ -190,7 +202,7 @@ export async function startWorker(deps: {
       closing.abort(SHUTTING_DOWN)
       await handBack(lanes.takeWaiting())
       const timer = setTimeout(() => interrupt.abort(SHUTTING_DOWN), graceMs)
-      while (attempts.size > 0) await Promise.all(attempts)
+      while (attempts.size + chores.size > 0) await Promise.all([...attempts, ...chores])
       clearTimeout(timer)
       clearInterval(touching)
       await Promise.all([due.unlisten(), held.unlisten()])
