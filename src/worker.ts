@@ -24,6 +24,8 @@ const STALE_LOOK_MS = 100
 const TRUSTED_SHARE = 0.75
 const DEAD_LETTER_POLL_MS = 500
 const MOST_CHORES = 2
+/** Opening a connection takes as long as several requests: what arrives meanwhile gets its turn in between. */
+const STARTS_A_TURN = 5
 
 /** What a worker interrupts its requests with when its grace is over. */
 const SHUTTING_DOWN = new Error('the worker is shutting down')
@@ -62,6 +64,7 @@ export async function startWorker(deps: {
    */
   const inHand = new Map<Claim, () => void>()
   const attempts = new Set<Promise<void>>()
+  const turn = createTurns(STARTS_A_TURN)
   const chores = new Set<Promise<void>>()
   const lanes = createLanes({
     cap: rules.cap,
@@ -80,6 +83,7 @@ export async function startWorker(deps: {
   async function attempt(claim: Claim): Promise<void> {
     try {
       if (claim.startAt !== null) await until(claim.startAt, closing.signal)
+      await turn()
       const { held } = await deliver(claim, interrupt.signal)
       if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
     } catch (error) {
@@ -208,6 +212,20 @@ export async function startWorker(deps: {
       await Promise.all([due.unlisten(), held.unlisten()])
     },
   }
+}
+
+/** Lets `perTurn` callers go on in each turn of the event loop, in order. */
+function createTurns(perTurn: number): () => Promise<void> {
+  const waiting: (() => void)[] = []
+  const run = () => {
+    for (const go of waiting.splice(0, perTurn)) go()
+    if (waiting.length > 0) setImmediate(run)
+  }
+  return () =>
+    new Promise((resolve) => {
+      waiting.push(resolve)
+      if (waiting.length === 1) setImmediate(run)
+    })
 }
 
 /** Waits until `moment` (milliseconds since 1970); rejects with the signal's reason when it aborts first. */

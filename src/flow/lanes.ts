@@ -4,7 +4,7 @@ import type { Claim } from './claim.ts'
 const ARRIVAL_MS = 500
 /** What waits here must be done in about this time; what would take longer is held. */
 const PATIENCE_MS = 300
-/** An endpoint's pace is what it finished in windows of this length. */
+/** An endpoint's pace is what it finished in windows of this length, of attempts that took no longer than one. */
 const WINDOW_MS = 500
 /** Beyond this many times the patience a wait is over, whatever was foreseen. */
 const STALE = 4
@@ -148,9 +148,11 @@ export function createLanes({ cap, trusted, slots }: { cap: number; trusted: num
     next(claim) {
       const lane = laneOf(claim.endpointId)
       const now = Date.now()
+      const lasted = now - (lane.started.get(claim) ?? now)
       lane.started.delete(claim)
       paceOf(lane, now)
-      lane.window.finished++
+      // What a deadline has ended says nothing about how many more the endpoint could take.
+      if (lasted <= WINDOW_MS) lane.window.finished++
       const entry = lane.waiting.shift()
       if (entry !== undefined) lane.started.set(entry.claim, now)
       return entry?.claim

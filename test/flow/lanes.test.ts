@@ -73,6 +73,16 @@ suite('lanes', () => {
     assert.equal(admit('healthy', 1).start, 1)
   })
 
+  test('attempts that a deadline has ended do not make their endpoints quick', (t) => {
+    const { admit, finish, tick } = setUp(t)
+    for (let nth = 0; nth < 300; nth++) admit(`${nth}`, 1, { tenantId: 'many' })
+    tick(15_000)
+    for (let nth = 0; nth < 300; nth++) finish(`${nth}`, 1)
+    let again = 0
+    for (let nth = 0; nth < 300; nth++) again += admit(`${nth}`, 2, { tenantId: 'many' }).start
+    assert.ok(again > 0 && again <= SLOTS / 2, `${again} started anew`)
+  })
+
   test('an endpoint that keeps finishing gets more with its pace, up to the trusted share, and many may wait', (t) => {
     const { lanes, admit, finish, tick } = setUp(t)
     for (let step = 0; step < 100; step++) {
