@@ -1,0 +1,86 @@
+import type { Cluster } from './cluster.ts'
+import { type Judgement, judge } from './oracle.ts'
+import { createScope } from './scope.ts'
+import { createWorld, type Setup, type World } from './world.ts'
+
+// How an experiment is added: write an Experiment (below) in a file of this folder that has its theme, and name it in the
+// list of experiments.ts. It gets a World (world.ts says all that is in it) with a fresh database, services that run,
+// endpoints and a ledger of what arrives. It publishes with `world.load` or `world.publish`, makes its fault, says with
+// `world.allow(n)` how many deliveries were in flight then (that is the bound for duplicates), waits with
+// `world.quiesce()` if it has to measure until the end, and returns its figures and its conditions. Processes are ended
+// with `world.fleet.kill` or `.stop`: one that ends by itself is a finding. What `run` decides by chance, it decides with
+// `world.random`. Afterwards the oracle looks at everything, whatever the experiment looked at. `world.quick` asks for fewer
+// repetitions.
+
+export type Experiment = {
+  /** As in the fault matrix: F1. */
+  id: string
+  /** What is done, in a few words. */
+  title: string
+  setup?: Setup
+  /** After so many seconds, all included, it has failed. */
+  limitSeconds?: number
+  run: (world: World) => Promise<Finding>
+}
+
+type Finding = {
+  /** Its own figures, for the table: numbers with their unit in the name, or words. */
+  figures: Record<string, number | string>
+  /** What must be true, said as a sentence that is true when it passes. */
+  conditions: Record<string, boolean>
+}
+
+export type Outcome = { id: string; title: string; seed: number; seconds: number; peakMiB: number } & (
+  | ({ kind: 'run'; pass: boolean; finding: Finding } & Judgement)
+  | { kind: 'failed'; pass: false; problems: string[] }
+  | { kind: 'skipped'; pass: true; reason: string }
+)
+
+/** Thrown by an experiment that cannot run on this machine. */
+export class Skip extends Error {}
+
+const LIMIT_SECONDS = 300
+
+/** Runs one experiment with one seed, in a world of its own, and never throws. */
+export async function runExperiment(
+  experiment: Experiment,
+  cluster: Cluster,
+  { seed, quick }: { seed: number; quick: boolean },
+): Promise<Outcome> {
+  const begun = performance.now()
+  const { scope, close } = createScope()
+  let world: World | undefined
+  const common = () => ({
+    id: experiment.id,
+    title: experiment.title,
+    seed,
+    seconds: Math.round((performance.now() - begun) / 1000),
+    peakMiB: world?.fleet.peakMiB() ?? 0,
+  })
+  const limitSeconds = experiment.limitSeconds ?? LIMIT_SECONDS
+  try {
+    return await within(limitSeconds, async () => {
+      world = await createWorld(scope, cluster, { seed, quick, setup: experiment.setup ?? {} })
+      const finding = await experiment.run(world)
+      await world.quiesce()
+      const judgement = await judge(world)
+      for (const [condition, holds] of Object.entries(finding.conditions))
+        if (!holds) judgement.problems.push(`it is not so that ${condition}`)
+      return { ...common(), kind: 'run', pass: judgement.problems.length === 0, finding, ...judgement }
+    })
+  } catch (error) {
+    if (error instanceof Skip) return { ...common(), kind: 'skipped', pass: true, reason: error.message }
+    const problems = [String((error as Error).stack), ...(world?.fleet.problems() ?? [])]
+    return { ...common(), kind: 'failed', pass: false, problems }
+  } finally {
+    await close()
+  }
+}
+
+async function within<T>(seconds: number, run: () => Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`it took more than ${seconds} s`)), seconds * 1000)
+  })
+  return await Promise.race([run(), late]).finally(() => clearTimeout(timer))
+}

@@ -1,0 +1,8 @@
+import { databaseExperiments } from './database.ts'
+import type { Experiment } from './experiment.ts'
+import { workerExperiments } from './workers.ts'
+
+/** All of them, in the order in which they are run. */
+export const EXPERIMENTS: Experiment[] = [...workerExperiments, ...databaseExperiments].sort(
+  (a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)),
+)

@@ -1,0 +1,92 @@
+import { readdirSync } from 'node:fs'
+import type { Scope } from '../../test/support/cleanup.ts'
+import { type Exit, type Service, startService } from '../../test/support/service.ts'
+import { peakMemory } from '../bench/usage.ts'
+
+export type Running = Service & {
+  mode: 'api' | 'worker' | 'all'
+  /** Open file descriptors when it was ready. */
+  filesAtStart: number
+  ended: Exit | null
+}
+
+/** What a process may open beyond what it has at its start: the connections of its pools, and a few that rest. */
+const FILES_MORE = 30
+const MOST_MIB = 512
+
+export type Fleet = ReturnType<typeof createFleet>
+
+/** The real program in processes of their own. One that ends without having been told to is a finding. */
+export function createFleet(scope: Scope, databaseUrl: string, env: Record<string, string>) {
+  const all: Running[] = []
+  const told = new Set<Running>()
+  let peak = 0
+
+  const note = (one: Running) => {
+    peak = Math.max(peak, peakMemory(one.pid) ?? 0)
+  }
+
+  return {
+    /** Starts one more and resolves when it is ready. */
+    async start(mode: Running['mode'], more: { env?: Record<string, string>; databaseUrl?: string } = {}) {
+      const options = { databaseUrl: more.databaseUrl ?? databaseUrl, mode, env: { ...env, ...more.env } }
+      const service = await startService(scope, options)
+      const one: Running = { ...service, mode, filesAtStart: openFiles(service.pid) ?? 0, ended: null }
+      void service.exited.then((exit) => {
+        one.ended = exit
+      })
+      all.push(one)
+      return one
+    },
+    /** kill -9. */
+    async kill(one: Running): Promise<void> {
+      note(one)
+      told.add(one)
+      await one.kill()
+    },
+    /** SIGTERM; resolves with how it ended. */
+    async stop(one: Running): Promise<Exit> {
+      note(one)
+      told.add(one)
+      return await one.stop('SIGTERM')
+    },
+    running: (mode?: Running['mode']) =>
+      all.filter((one) => one.ended === null && !told.has(one) && (mode === undefined || one.mode === mode)),
+    urls: () =>
+      all.filter((one) => one.mode !== 'worker' && one.ended === null && !told.has(one)).map(({ url }) => url),
+    peakMiB: () => {
+      for (const one of all) if (one.ended === null) note(one)
+      return Math.round(peak)
+    },
+    /** What speaks against the processes: ended by themselves, noisy, or too big. */
+    problems(): string[] {
+      const found: string[] = []
+      for (const one of all) {
+        const name = `${one.mode} ${one.pid}`
+        if (one.ended !== null && !told.has(one))
+          found.push(`${name} ended by itself with ${JSON.stringify(one.ended)}`)
+        if (one.stderr() !== '') found.push(`${name} wrote to stderr: ${one.stderr().slice(0, 300)}`)
+        const fatal = one.logs.find(({ level }) => level === 'fatal')
+        if (fatal) found.push(`${name} logged ${fatal.text.slice(0, 300)}`)
+      }
+      if (peak > MOST_MIB) found.push(`a process took ${Math.round(peak)} MiB`)
+      return found
+    },
+    /** Processes that hold more files open than at their start, long after the last request. */
+    leaks(): string[] {
+      return all
+        .filter(({ ended }) => ended === null)
+        .map((one) => ({ ...one, files: openFiles(one.pid) ?? 0 }))
+        .filter(({ files, filesAtStart }) => files > filesAtStart * 1.1 + FILES_MORE)
+        .map((one) => `${one.mode} ${one.pid} has ${one.files} files open, ${one.filesAtStart} at its start`)
+    },
+  }
+}
+
+function openFiles(pid: number): number | null {
+  try {
+    return readdirSync(`/proc/${pid}/fd`).length
+  } catch {
+    return null
+  }
+}

@@ -1,0 +1,92 @@
+import type { Scope } from '../../test/support/cleanup.ts'
+import { startReceiver } from '../../test/support/receiver.ts'
+import { verifyStandard } from '../../test/support/verify.ts'
+
+/** A request as an endpoint's receiver has noted it. */
+export type Receipt = {
+  endpoint: Endpoint
+  deliveryId: string
+  eventId: string
+  /** The text of the payload, as it came. */
+  payload: string
+  /** When all of it had come, in milliseconds since 1970. */
+  at: number
+  /** The time that was signed, in seconds. */
+  signedAt: number
+  /** Whether a secret of the endpoint opens its signature. */
+  verified: boolean
+  /** The receiver's answer; null until it is given. */
+  answered: number | null
+}
+
+export type Endpoint = {
+  endpointId: string
+  tenantId: string
+  url: string
+  /** What it is subscribed to. */
+  types: string[]
+  active: boolean
+  /** All signing secrets that it ever had. */
+  secrets: string[]
+  /** What its receiver answers, perhaps later; `nth` counts the receipts of this delivery from 1. */
+  reply: (receipt: Receipt, nth: number) => number | Promise<number>
+}
+
+export type Ledger = {
+  receipts: Receipt[]
+  /** The receipts of a delivery, in order. */
+  of: (deliveryId: string) => Receipt[]
+  /** Those that are not answered yet. */
+  open: () => Receipt[]
+  url: (path: string) => string
+  /** Takes what comes to the endpoint. */
+  attach: (endpoint: Endpoint) => void
+}
+
+/** One real receiver for all endpoints: it verifies each request when it comes, notes it, and answers. */
+export async function startLedger(scope: Scope): Promise<Ledger> {
+  const receiver = await startReceiver(scope)
+  const receipts: Receipt[] = []
+  const byDelivery = new Map<string, Receipt[]>()
+  const unanswered = new Set<Receipt>()
+  return {
+    receipts,
+    of: (deliveryId) => byDelivery.get(deliveryId) ?? [],
+    open: () => [...unanswered],
+    url: receiver.url,
+    attach(endpoint) {
+      receiver.script(new URL(endpoint.url).pathname, async (raw) => {
+        const text = raw.body.toString()
+        const receipt: Receipt = {
+          endpoint,
+          deliveryId: String(raw.headers['service-delivery-id']),
+          eventId: String(raw.headers['service-event-id']),
+          payload: text.slice(text.indexOf(',"data":') + ',"data":'.length, -1),
+          at: raw.at,
+          signedAt: Number(raw.headers['service-timestamp']),
+          verified: endpoint.secrets.some((secret) => opens(() => verifyStandard(raw, secret))),
+          answered: null,
+        }
+        // What was verified is not needed any more, and there are many.
+        raw.body = Buffer.alloc(0)
+        receipts.push(receipt)
+        const same = byDelivery.get(receipt.deliveryId) ?? []
+        byDelivery.set(receipt.deliveryId, same)
+        same.push(receipt)
+        unanswered.add(receipt)
+        receipt.answered = await endpoint.reply(receipt, same.length)
+        unanswered.delete(receipt)
+        return receipt.answered
+      })
+    },
+  }
+}
+
+function opens(verify: () => void): boolean {
+  try {
+    verify()
+    return true
+  } catch {
+    return false
+  }
+}

@@ -1,0 +1,59 @@
+import type { Receipt } from './ledger.ts'
+import { sleep } from './publisher.ts'
+import type { World } from './world.ts'
+
+// What several experiments do and look at.
+
+/** Lets every receiver take its time over a delivery that it sees for the first time, and none afterwards. */
+export function slowAtFirst(world: World, ms: number): void {
+  for (const endpoint of world.active) {
+    endpoint.reply = async (_receipt, nth) => {
+      if (nth === 1) await sleep(ms)
+      return 200
+    }
+  }
+}
+
+/** Seconds from a fault until each of the requests that were open then came again; infinite for one that never did. */
+export function resentAfter(world: World, orphans: Receipt[], since: number): number[] {
+  return orphans.map((orphan) => {
+    const again = world.ledger.of(orphan.deliveryId).find((receipt) => receipt !== orphan && receipt.at > since)
+    return again ? (again.at - since) / 1000 : Number.POSITIVE_INFINITY
+  })
+}
+
+/** The requests to publish that were under way between two moments. */
+export const triesIn = (world: World, from: number, to: number) =>
+  world.published.flatMap(({ tries }) => tries).filter(({ at, ms }) => at + ms >= from && at <= to)
+
+/** Asks the first API for its health, ten times a second. */
+export function watchHealth(world: World) {
+  const seen = { slowestMs: 0, unhealthy: 0 }
+  let stopped = false
+  const url = `${world.fleet.urls()[0]}/health`
+  async function watch(): Promise<void> {
+    while (!stopped) {
+      const asked = Date.now()
+      const status = await fetch(url).then(
+        async (response) => {
+          await response.arrayBuffer()
+          return response.status
+        },
+        () => 0,
+      )
+      seen.slowestMs = Math.max(seen.slowestMs, Date.now() - asked)
+      if (status !== 200) seen.unhealthy++
+      await sleep(100)
+    }
+  }
+  const watching = watch()
+  return {
+    async stop() {
+      stopped = true
+      await watching
+      return seen
+    },
+  }
+}
+
+export const round = (value: number) => Math.round(value * 100) / 100
