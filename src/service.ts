@@ -66,6 +66,7 @@ export async function startService(options: {
   pulse.options.fetch_types = false
   releasers.add('listening', watchListening(pool))
   await requireKeys(pool, secretBox)
+  await warnUnlessDurable(pool, log)
 
   if (mode !== 'api') {
     const boss = createBoss(database.url, { log, work: true })
@@ -180,4 +181,11 @@ async function requireKeys(pool: Pool, secretBox: SecretBox): Promise<void> {
       `ENCRYPTION_KEY lacks the key that signing secrets are encrypted with (id ${missing.join(', ')}); add it behind the new one`,
     )
   }
+}
+
+/** What is accepted lasts as long as the database's commits do: settings that give those up are said aloud. */
+async function warnUnlessDurable(pool: Pool, log: Log): Promise<void> {
+  const off = await pool<{ name: string }[]>`
+    select name from pg_settings where name in ('fsync', 'full_page_writes', 'synchronous_commit') and setting = 'off' order by name`
+  if (off.length > 0) log.warn({ settings: off.map(({ name }) => name) }, 'database.not_durable')
 }

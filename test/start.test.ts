@@ -49,6 +49,17 @@ suite('starting', { concurrency: 3 }, () => {
     }
   })
 
+  test('a database whose commits may be forgotten is told of, setting by setting', async (t) => {
+    const { url, sql } = await createDatabase(t)
+    const settings = async () => {
+      const service = await startService(t, { databaseUrl: url, mode: 'worker' })
+      return service.logs.find(({ msg }) => msg === 'database.not_durable')?.settings
+    }
+    assert.deepEqual(await settings(), ['fsync', 'full_page_writes', 'synchronous_commit'], "the tests' own database")
+    await sql.unsafe(`alter database ${new URL(url).pathname.slice(1)} set synchronous_commit = on`)
+    assert.deepEqual(await settings(), ['fsync', 'full_page_writes'])
+  })
+
   test('--help explains the flags and --version tells the version, whatever the environment is', async (t) => {
     const help = runProgram(t, { args: ['--help'], env: { PORT: 'abc' } })
     assert.deepEqual(await help.exited, { code: 0, signal: null })
