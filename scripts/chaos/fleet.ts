@@ -52,8 +52,11 @@ export function createFleet(scope: Scope, databaseUrl: string, env: Record<strin
     },
     running: (mode?: Running['mode']) =>
       all.filter((one) => one.ended === null && !told.has(one) && (mode === undefined || one.mode === mode)),
+    /** Where APIs run. */
     urls: () =>
       all.filter((one) => one.mode !== 'worker' && one.ended === null && !told.has(one)).map(({ url }) => url),
+    /** The same as clients know it, who do not hear that one is being stopped. */
+    addresses: () => all.filter((one) => one.mode !== 'worker' && one.ended === null).map(({ url }) => url),
     peakMiB: () => {
       for (const one of all) if (one.ended === null) note(one)
       return Math.round(peak)

@@ -46,7 +46,7 @@ export const newPublish = (known: Pick<Publish, 'tenantId' | 'key' | 'type' | 'p
 
 /** What is not answered with 2xx is repeated with its idempotency key, at the next address, until it is. */
 export function createPublisher(urls: () => string[]): Publisher {
-  const agent = new Agent({ connections: 64, pipelining: 1, keepAliveMaxTimeout: 2000 })
+  const agent = new Agent({ connections: 256, pipelining: 1, keepAliveMaxTimeout: 2000 })
   let round = 0
 
   /** True when there is nothing to repeat. */

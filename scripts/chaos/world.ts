@@ -1,10 +1,10 @@
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
-import { type Proxy as DatabaseProxy, startProxy } from '../../test/support/proxy.ts'
 import { type Call, caller, createTenant } from '../../test/support/service.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import type { Cluster, Database } from './cluster.ts'
 import { createFleet, type Fleet } from './fleet.ts'
 import { type Endpoint, type Ledger, startLedger } from './ledger.ts'
+import { type DatabaseProxy, startProxy } from './proxy.ts'
 import { createPublisher, type Load, newPublish, type Publish, startLoad } from './publisher.ts'
 import { createRandom, type Random } from './random.ts'
 
@@ -94,13 +94,12 @@ export async function createWorld(
   { seed, quick, setup }: { seed: number; quick: boolean; setup: Setup },
 ): Promise<World> {
   const [database, ledger] = await Promise.all([cluster.createDatabase(scope), startLedger(scope)])
-  const { sql } = database
   const proxy = setup.proxied ? await startProxy(scope, database.url) : undefined
   const fleet = createFleet(scope, proxy?.url ?? database.url, { ...ENV, ...setup.env })
   const many = (count: number, mode: 'api' | 'worker') => Array.from({ length: count }, () => fleet.start(mode))
   const [first] = await Promise.all([...many(setup.apis ?? 1, 'api'), ...many(setup.workers ?? 1, 'worker')])
   if (first === undefined) throw new Error('a world needs an API')
-  const publisher = createPublisher(fleet.urls)
+  const publisher = createPublisher(fleet.addresses)
   cleanUp(scope, publisher.close)
 
   const tenants: Tenant[] = []
@@ -188,12 +187,12 @@ export async function createWorld(
     },
     published,
     async inFlight(since = new Date(0)) {
-      const [row] = await sql<[{ n: number }]>`
+      const [row] = await database.sql<[{ n: number }]>`
         select count(*)::int as n from pgboss.job where name = 'deliveries' and state = 'active' and started_on > ${since}`
       return row.n
     },
     async now() {
-      const [row] = await sql<[{ now: Date }]>`select clock_timestamp() as now`
+      const [row] = await database.sql<[{ now: Date }]>`select clock_timestamp() as now`
       return row.now
     },
     allow(deliveries) {
@@ -210,7 +209,7 @@ export async function createWorld(
     },
     async quiesce(timeoutMs = 120_000) {
       await Promise.all(loads.map((load) => load.stop()))
-      const left = () => sql`select from waybill.deliveries where status in ('pending', 'retrying') limit 1`
+      const left = () => database.sql`select from waybill.deliveries where status in ('pending', 'retrying') limit 1`
       await waitFor(async () => (await left()).length === 0, { timeoutMs, what: 'all deliveries to be finished' })
     },
   }
