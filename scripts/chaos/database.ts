@@ -1,6 +1,9 @@
+import { postgres } from '../../src/driver.ts'
+import { cleanUp } from '../../test/support/cleanup.ts'
 import { waitFor } from '../../test/support/wait.ts'
+import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
-import { round, triesIn, watchHealth } from './measure.ts'
+import { failed, isAnswered, round, triesIn, watchHealth } from './measure.ts'
 import { sleep } from './publisher.ts'
 
 const stopped: Experiment = {
@@ -26,16 +29,14 @@ const stopped: Experiment = {
     const first = Math.min(...world.ledger.receipts.map(({ at }) => at).filter((at) => at > back)) - back
     return {
       figures: {
-        failed_publishes: during.filter(({ status }) => status !== 202).length,
+        failed_publishes: failed(during),
         publish_max_ms: slowest,
         health_max_ms: slowestMs,
         first_delivery_s: round(first / 1000),
       },
       conditions: {
         'each publish is answered within 5 s': slowest <= 5000,
-        'each publish that fails is a 500 in the error shape': during.every(
-          ({ status, shaped }) => status !== null && shaped && status <= 500,
-        ),
+        'each publish that fails is a 500 in the error shape': during.every(isAnswered),
         'health says so, within 1.5 s': unhealthy > 0 && slowestMs <= 1500,
         'the first delivery comes within 5 s of the database': first <= 5000,
       },
@@ -43,4 +44,213 @@ const stopped: Experiment = {
   },
 }
 
-export const databaseExperiments = [stopped]
+const terminated: Experiment = {
+  id: 'F8',
+  title: 'every backend terminated, five times',
+  async run(world) {
+    const { sql } = world.database
+    const times = world.quick ? 3 : 5
+    const load = world.load({ rate: 50 })
+    let terminated = 0
+    const begun = Date.now()
+    for (let nth = 0; nth < times; nth++) {
+      await sleep(world.random.integer(500, 2000))
+      world.allow(await world.inFlight())
+      const gone = await sql`
+        select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
+      terminated += gone.length
+    }
+    await sleep(1000)
+    const tries = triesIn(world, begun, Date.now())
+    await load.stop()
+    await world.quiesce()
+    const slowest = Math.max(...tries.map(({ ms }) => ms))
+    return {
+      figures: { terminated, failed_publishes: failed(tries), publish_max_ms: slowest },
+      conditions: {
+        'backends were terminated each time': terminated >= 5 * times,
+        'each publish is answered within 5 s, in the error shape when it fails':
+          slowest <= 5000 && tries.every(isAnswered),
+      },
+    }
+  },
+}
+
+const forgotten: Experiment = {
+  id: 'F9',
+  title: 'connections to Postgres half-open',
+  setup: { proxied: true },
+  async run(world) {
+    const load = world.load({ rate: 20 })
+    await sleep(world.random.integer(2000, 3000))
+    world.allow(await world.inFlight())
+    const health = watchHealth(world)
+    const at = Date.now()
+    world.proxy.forget()
+    const accepted = () =>
+      world.published.find(({ acceptedAt }) => acceptedAt !== null && acceptedAt > at + 100)?.acceptedAt
+    const delivered = () => world.ledger.receipts.find((receipt) => receipt.at > at + 100)?.at
+    await waitFor(() => accepted() && delivered(), { timeoutMs: 60_000, what: 'publishing and delivering to go on' })
+    await sleep(2000)
+    const { slowestMs } = await health.stop()
+    const tries = triesIn(world, at, Date.now())
+    await load.stop()
+    await world.quiesce()
+    const slowest = Math.max(...tries.map(({ ms }) => ms))
+    const [accept_s, deliver_s] = [((accepted() ?? 0) - at) / 1000, ((delivered() ?? 0) - at) / 1000]
+    return {
+      figures: {
+        accepted_after_s: round(accept_s),
+        delivered_after_s: round(deliver_s),
+        publish_max_ms: slowest,
+        health_max_ms: slowestMs,
+      },
+      conditions: {
+        'publishing goes on within 15 s': accept_s <= 15,
+        'delivering goes on within 15 s': deliver_s <= 15,
+        'each publish is answered within 5 s': slowest <= 5000 && tries.every(isAnswered),
+        'health answers within 1.5 s': slowestMs <= 1500,
+      },
+    }
+  },
+}
+
+const disturbed: Experiment = {
+  id: 'F10',
+  title: 'Postgres 200 ms away, connections reset',
+  setup: { proxied: true },
+  async run(world) {
+    const load = world.load({ rate: 20 })
+    await sleep(1000)
+    world.proxy.disturb({ delayMs: 200, resets: 0.05, random: world.random })
+    const begun = Date.now()
+    await sleep(world.quick ? 5000 : 20_000)
+    const tries = triesIn(world, begun, Date.now())
+    await load.stop()
+    const inFlight = await world.inFlight()
+    await world.proxy.restore()
+    // A reset takes back what a worker was about to be told: its claims lapse, and are sent again.
+    world.allow(inFlight + world.proxy.resets())
+    await world.quiesce()
+    const times = tries.map(({ ms }) => ms).sort((a, b) => a - b)
+    const p99 = percentile(times, 0.99)
+    return {
+      figures: {
+        resets: world.proxy.resets(),
+        failed_publishes: failed(tries),
+        publish_p50_ms: percentile(times, 0.5),
+        publish_p99_ms: p99,
+      },
+      conditions: {
+        'the p99 of publishing is at most 3 s': p99 <= 3000,
+        'each publish that fails is a 500 in the error shape': tries.every(isAnswered),
+      },
+    }
+  },
+}
+
+const exhausted: Experiment = {
+  id: 'F11',
+  title: '200 publishes at once, all connections taken',
+  async run(world) {
+    const { sql } = world.database
+    await world.publish()
+    // 1. Every connection of the service waits for a lock that somebody holds.
+    const [locked, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+    const locking = sql.begin(async (transaction) => {
+      await transaction`lock table waybill.events in access exclusive mode`
+      locked.resolve()
+      await over.promise
+    })
+    await locked.promise
+    const asked = Date.now()
+    const first = Array.from({ length: 200 }, () => world.publish())
+    await sleep(8000)
+    const during = triesIn(world, asked, Date.now())
+    const open = world.published.filter(({ tries }) => tries.length === 0).length
+    over.resolve()
+    await locking
+    const released = Date.now()
+    await Promise.race(first)
+    const recoveredMs = Date.now() - released
+    await Promise.all(first)
+
+    // 2. Postgres has no connection left.
+    const hoard = postgres(world.database.url, { max: 200, connect_timeout: 5, fetch_types: false, onnotice: () => {} })
+    cleanUp(world.scope, () => hoard.end({ timeout: 1 }))
+    await sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
+    const hoarding = Array.from({ length: 200 }, () => hoard`select pg_sleep(6)`.catch(() => {}))
+    await sleep(500)
+    const askedAgain = Date.now()
+    const second = Array.from({ length: 200 }, () => world.publish())
+    await Promise.all(hoarding)
+    await hoard.end({ timeout: 1 })
+    const free = Date.now()
+    const duringAgain = triesIn(world, askedAgain, free)
+    await Promise.all(second)
+    const recoveredAgainMs = Date.now() - free
+    await world.quiesce()
+    const tries = [...during, ...duringAgain]
+    const slowest = Math.max(...tries.map(({ ms }) => ms))
+    return {
+      figures: {
+        locked_failed: failed(during),
+        locked_unanswered: open,
+        full_failed: failed(duringAgain),
+        publish_max_ms: slowest,
+        recovered_ms: recoveredMs,
+        recovered_all_ms: recoveredAgainMs,
+      },
+      conditions: {
+        'each publish waits at most 5 s': slowest <= 5000 && open === 0,
+        'each that fails is a 500 in the error shape': tries.every(isAnswered),
+        'publishing goes on within 2 s of the lock': recoveredMs <= 2000,
+      },
+    }
+  },
+}
+
+const readOnly: Experiment = {
+  id: 'F12',
+  title: 'Postgres read-only for 5 s',
+  async run(world) {
+    const { sql } = world.database
+    const set = async (value: string) => {
+      await sql.unsafe(`alter system ${value}`)
+      await sql`select pg_reload_conf()`
+    }
+    cleanUp(world.scope, () => set('reset default_transaction_read_only'))
+    const load = world.load({ rate: 50 })
+    await sleep(world.random.integer(1000, 2000))
+    world.allow(await world.inFlight())
+    await set('set default_transaction_read_only = on')
+    // Statements that had begun before.
+    await sleep(500)
+    const begun = Date.now()
+    await sleep(5000)
+    const ended = Date.now()
+    await set('reset default_transaction_read_only')
+    const accepted = () =>
+      world.published.find(({ acceptedAt }) => acceptedAt !== null && acceptedAt > ended)?.acceptedAt
+    const delivered = () => world.ledger.receipts.find(({ at }) => at > ended)?.at
+    await waitFor(() => accepted() && delivered(), { timeoutMs: 60_000, what: 'publishing and delivering to go on' })
+    await load.stop()
+    await world.quiesce()
+    const tries = triesIn(world, begun, ended).filter(({ at, ms }) => at > begun && at + ms < ended)
+    const resumed = Math.max(accepted() ?? 0, delivered() ?? 0) - ended
+    return {
+      figures: {
+        failed_publishes: failed(tries),
+        publish_max_ms: Math.max(...tries.map(({ ms }) => ms)),
+        resumed_s: round(resumed / 1000),
+      },
+      conditions: {
+        'nothing is accepted meanwhile, and each answer has the error shape':
+          tries.length > 0 && tries.every((one) => isAnswered(one) && one.status === 500),
+        'publishing and delivering go on within 5 s': resumed <= 5000,
+      },
+    }
+  },
+}
+
+export const databaseExperiments = [stopped, terminated, forgotten, disturbed, exhausted, readOnly]

@@ -1,8 +1,15 @@
+import { apiExperiments } from './api.ts'
+import { clockExperiments } from './clock.ts'
 import { databaseExperiments } from './database.ts'
+import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
 import { workerExperiments } from './workers.ts'
 
 /** All of them, in the order in which they are run. */
-export const EXPERIMENTS: Experiment[] = [...workerExperiments, ...databaseExperiments].sort(
-  (a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)),
-)
+export const EXPERIMENTS: Experiment[] = [
+  ...workerExperiments,
+  ...apiExperiments,
+  ...databaseExperiments,
+  ...durabilityExperiments,
+  ...clockExperiments,
+].sort((a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)))

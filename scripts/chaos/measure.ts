@@ -26,6 +26,14 @@ export function resentAfter(world: World, orphans: Receipt[], since: number): nu
 export const triesIn = (world: World, from: number, to: number) =>
   world.published.flatMap(({ tries }) => tries).filter(({ at, ms }) => at + ms >= from && at <= to)
 
+type Answer = { status: number | null; shaped: boolean }
+
+/** How many requests were not answered with 2xx. */
+export const failed = (tries: Answer[]) => tries.filter(({ status }) => status === null || status >= 300).length
+
+/** Whether a request to publish was answered, with success or with a 500 in the error shape. */
+export const isAnswered = ({ status, shaped }: Answer) => shaped && [200, 202, 500].includes(status ?? 0)
+
 /** Asks the first API for its health, ten times a second. */
 export function watchHealth(world: World) {
   const seen = { slowestMs: 0, unhealthy: 0 }

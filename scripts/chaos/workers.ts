@@ -1,7 +1,8 @@
+import { isDeepStrictEqual } from 'node:util'
 import { waitFor } from '../../test/support/wait.ts'
 import type { Experiment } from './experiment.ts'
 import type { Receipt } from './ledger.ts'
-import { resentAfter, round, slowAtFirst } from './measure.ts'
+import { resentAfter, round, slowAtFirst, triesIn } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -39,6 +40,126 @@ const killed: Experiment = {
         resent_max_s: round(most),
       },
       conditions: { 'every orphan is sent again within 15 s of the kill': most <= 15 },
+    }
+  },
+}
+
+const killedUnrecorded: Experiment = {
+  id: 'F2',
+  title: 'kill -9 between the 200 and its record',
+  setup: { workers: 0, proxied: true },
+  async run(world) {
+    const rounds = world.quick ? 1 : 4
+    const perEvent = world.active.length
+    let arrived = Promise.withResolvers<void>()
+    let hold = Promise.withResolvers<void>()
+    for (const endpoint of world.active) {
+      endpoint.reply = async (receipt, nth) => {
+        if (nth > 1) return 200
+        if (world.ledger.open().filter(({ eventId }) => eventId === receipt.eventId).length === perEvent)
+          arrived.resolve()
+        await hold.promise
+        return 200
+      }
+    }
+    // The API must go on: only the worker's way to the database ends.
+    const [api] = world.fleet.running('api')
+    await world.fleet.start('api', { databaseUrl: world.database.url })
+    await world.fleet.stop(api!)
+    const faults: { at: number; orphans: Receipt[] }[] = []
+    for (let nth = 0; nth < rounds; nth++) {
+      arrived = Promise.withResolvers()
+      hold = Promise.withResolvers()
+      const worker = await world.fleet.start('worker')
+      await world.publish()
+      await arrived.promise
+      const orphans = world.ledger.open()
+      world.proxy.forget()
+      hold.resolve()
+      await waitFor(() => world.ledger.open().length === 0, { what: 'all to be answered' })
+      // Long enough for the answers to arrive, and far too short for a lost connection to be noticed.
+      await sleep(world.random.integer(50, 300))
+      faults.push({ at: Date.now(), orphans })
+      await world.fleet.kill(worker)
+      await world.proxy.restore()
+      world.allow(perEvent)
+    }
+    await world.fleet.start('worker')
+    await world.quiesce()
+    const ids = faults.flatMap(({ orphans }) => orphans.map(({ deliveryId }) => deliveryId))
+    const seconds = faults.flatMap(({ at, orphans }) => resentAfter(world, orphans, at))
+    const records = await Promise.all(
+      ids.map(async (id) => {
+        const { body } = await world.call('GET', `/v1/deliveries/${id}/attempts`)
+        return body.data.map((attempt: Attempt) => [attempt.error, attempt.status_code])
+      }),
+    )
+    return {
+      figures: { rounds, resent_max_s: round(Math.max(...seconds)) },
+      conditions: {
+        'each delivery comes exactly twice': ids.every((id) => world.ledger.of(id).length === 2),
+        'attempt 1 is shown as worker_lost, and 2 as delivered': records.every((record) =>
+          isDeepStrictEqual(record, [
+            ['worker_lost', null],
+            [null, 200],
+          ]),
+        ),
+        'each is sent again within 15 s of the kill': Math.max(...seconds) <= 15,
+      },
+    }
+  },
+}
+
+type Attempt = { error: string | null; status_code: number | null }
+
+const zombie: Experiment = {
+  id: 'F4',
+  title: 'SIGSTOP of a worker for 30 s, SIGCONT',
+  async run(world) {
+    const stolen = new Set<Receipt>()
+    for (const endpoint of world.active) {
+      endpoint.reply = async (receipt, nth) => {
+        if (nth === 1) await sleep(2000)
+        // What the sleeper finds when it wakes would dead-letter the delivery and set the endpoint inactive.
+        return stolen.has(receipt) ? 410 : 200
+      }
+    }
+    const load = world.load({ rate: 20 })
+    const sleeper = world.fleet.running('worker')[0]!
+    await waitFor(() => world.ledger.open().length > 20, { what: 'deliveries to be under way' })
+    await sleep(world.random.integer(0, 1000))
+    const at = Date.now()
+    sleeper.signal('SIGSTOP')
+    for (const receipt of world.ledger.open()) stolen.add(receipt)
+    world.allow(await world.inFlight())
+    await world.fleet.start('worker')
+    await sleep(30_000)
+    await load.stop()
+    sleeper.signal('SIGCONT')
+    const lines = () =>
+      sleeper.logs.filter(({ msg, delivery_id }) => msg === 'delivery.attempted' && ids.has(String(delivery_id)))
+    const ids = new Set([...stolen].map(({ deliveryId }) => deliveryId))
+    await waitFor(() => lines().length >= stolen.size, { what: 'the sleeper to see what came of its requests' }).catch(
+      () => {},
+    )
+    await world.quiesce()
+    const seconds = resentAfter(world, [...stolen], at)
+    const publishes = triesIn(world, at, at + 30_000).map(({ ms }) => ms)
+    const endpoints: { is_active: boolean; url: string }[] = (await world.call('GET', '/v1/endpoints?active_only=true'))
+      .body.data
+    return {
+      figures: {
+        stolen: stolen.size,
+        zombie_records: lines().filter(({ settled }) => settled === true).length,
+        resent_max_s: round(Math.max(...seconds)),
+        publish_max_ms: Math.max(...publishes),
+      },
+      conditions: {
+        'the sleeper records nothing of what was taken over': lines().every(({ settled }) => settled === false),
+        'the endpoints are active: its answers of 410 did not count': endpoints.length === world.active.length,
+        'each is sent again within 15 s': Math.max(...seconds) <= 15,
+        'each publish meanwhile is answered within 5 s': Math.max(...publishes) <= 5000,
+      },
     }
   },
 }
@@ -98,4 +219,4 @@ const countTwice = (world: World, before: number) =>
     .filter((id) => world.ledger.of(id).length > 1)
     .toArray().length
 
-export const workerExperiments = [killed, drained]
+export const workerExperiments = [killed, killedUnrecorded, zombie, drained]
