@@ -12,10 +12,10 @@ const stopped: Experiment = {
   async run(world) {
     const load = world.load({ rate: 50 })
     await sleep(world.random.integer(2000, 3000))
-    world.allow(await world.inFlight())
     const asked = Date.now()
     const health = watchHealth(world)
     await world.cluster.stop('immediate')
+    world.fault(asked)
     await sleep(5000)
     await world.cluster.start()
     const back = Date.now()
@@ -55,9 +55,10 @@ const terminated: Experiment = {
     const begun = Date.now()
     for (let nth = 0; nth < times; nth++) {
       await sleep(world.random.integer(500, 2000))
-      world.allow(await world.inFlight())
+      const at = Date.now()
       const gone = await sql`
         select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
+      world.fault(at)
       terminated += gone.length
     }
     await sleep(1000)
@@ -83,10 +84,10 @@ const forgotten: Experiment = {
   async run(world) {
     const load = world.load({ rate: 20 })
     await sleep(world.random.integer(2000, 3000))
-    world.allow(await world.inFlight())
     const health = watchHealth(world)
     const at = Date.now()
     world.proxy.forget()
+    world.fault(at)
     const accepted = () =>
       world.published.find(({ acceptedAt }) => acceptedAt !== null && acceptedAt > at + 100)?.acceptedAt
     const delivered = () => world.ledger.receipts.find((receipt) => receipt.at > at + 100)?.at
@@ -127,10 +128,9 @@ const disturbed: Experiment = {
     await sleep(world.quick ? 5000 : 20_000)
     const tries = triesIn(world, begun, Date.now())
     await load.stop()
-    const inFlight = await world.inFlight()
+    const at = Date.now()
     await world.proxy.restore()
-    // A reset takes back what a worker was about to be told: its claims lapse, and are sent again.
-    world.allow(inFlight + world.proxy.resets())
+    world.fault(at)
     await world.quiesce()
     const times = tries.map(({ ms }) => ms).sort((a, b) => a - b)
     const p99 = percentile(times, 0.99)
@@ -222,10 +222,11 @@ const readOnly: Experiment = {
     cleanUp(world.scope, () => set('reset default_transaction_read_only'))
     const load = world.load({ rate: 50 })
     await sleep(world.random.integer(1000, 2000))
-    world.allow(await world.inFlight())
+    const at = Date.now()
     await set('set default_transaction_read_only = on')
     // Statements that had begun before.
     await sleep(500)
+    world.fault(at)
     const begun = Date.now()
     await sleep(5000)
     const ended = Date.now()

@@ -49,9 +49,9 @@ const failedOver: Experiment = {
     const { standby, stop } = world.cluster as Pair
     const load = world.load({ rate: 50 })
     await sleep(world.random.integer(2000, 3000))
-    world.allow(await world.inFlight())
     const asked = Date.now()
     await stop('immediate')
+    world.fault(asked)
     await sleep(world.random.integer(500, 2000))
     const url = new URL(world.database.url)
     url.port = String(standby.port)

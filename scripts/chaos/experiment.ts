@@ -7,7 +7,7 @@ import { createWorld, type Setup, type World } from './world.ts'
 // How an experiment is added: write an Experiment (below) in a file of this folder that has its theme, and name it in the
 // list of experiments.ts. It gets a World (world.ts says all that is in it) with a fresh database, services that run,
 // endpoints and a ledger of what arrives. It publishes with `world.load` or `world.publish`, makes its fault, says with
-// `world.allow(n)` how many deliveries were in flight then (that is the bound for duplicates), waits with
+// `world.fault(when)` when that was (what was in flight then is the bound for duplicates), waits with
 // `world.quiesce()` if it has to measure until the end, and returns its figures and its conditions. Processes are ended
 // with `world.fleet.kill` or `.stop`: one that ends by itself is a finding. What `run` decides by chance, it decides with
 // `world.random`. Afterwards the oracle looks at everything, whatever the experiment looked at. `world.quick` asks for fewer

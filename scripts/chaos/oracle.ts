@@ -19,7 +19,14 @@ export type Judgement = {
 }
 
 type Event = { event_id: string; tenant_id: string; idempotency_key: string | null }
-type Delivery = { delivery_id: string; event_id: string; endpoint_id: string; status: string; attempt_count: number }
+type Delivery = {
+  delivery_id: string
+  event_id: string
+  endpoint_id: string
+  status: string
+  attempt_count: number
+  completed_at: string | null
+}
 /** Attempts of one delivery: all, those that failed before the worker's eyes, those with a status. */
 type Attempts = { delivery_id: string; attempts: number; failed: number; unanswered: number; answered: number }
 
@@ -34,7 +41,7 @@ export async function judge(world: World): Promise<Judgement> {
   if (world.fleet.urls().length === 0) await world.fleet.start('api')
   const state = await readState(world)
   const lookUp = indexOf(world, state)
-  const bound = world.allowed()
+  const bound = world.allowed() + inFlight(world, lookUp)
   const problems: string[] = []
   const { lost, unexpected, wrong } = followPublishes(world, lookUp)
   for (const receipt of ledger.receipts) {
@@ -89,6 +96,16 @@ export async function judge(world: World): Promise<Judgement> {
     recovered: recovered.length,
     problems,
   }
+}
+
+/** How many deliveries were on their way when faults were made: their request had come, their record had not. */
+function inFlight(world: World, lookUp: Index): number {
+  const sent = world.ledger.receipts.filter((receipt) => receipt === world.ledger.of(receipt.deliveryId)[0])
+  const recordedAt = ({ deliveryId }: Receipt) => Date.parse(lookUp.deliveries.get(deliveryId)?.completed_at ?? '')
+  return world.faults.reduce(
+    (sum, { from, to }) => sum + sent.filter((receipt) => receipt.at <= to && !(recordedAt(receipt) < from)).length,
+    0,
+  )
 }
 
 /** Each publish has its one event or none, and that its one delivery to each endpoint that it is due at. */

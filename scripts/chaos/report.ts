@@ -42,7 +42,7 @@ export function printReport(outcomes: Outcome[]): void {
     last = outcome.id
     process.stdout.write(`${line(rows[index]!)}  ${figuresOf(outcome)}\n`)
     if (outcome.kind === 'skipped') process.stdout.write(`      skipped: ${outcome.reason}\n`)
-    if (!outcome.pass) for (const problem of outcome.problems) process.stdout.write(`      ${problem}\n`)
+    if (!outcome.pass) for (const problem of outcome.problems) process.stdout.write(`      ${problem.slice(0, 600)}\n`)
   })
 }
 

@@ -1,42 +1,46 @@
 import { isDeepStrictEqual } from 'node:util'
 import { waitFor } from '../../test/support/wait.ts'
+import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
 import type { Receipt } from './ledger.ts'
 import { resentAfter, round, slowAtFirst, triesIn } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
+const SURVIVORS = 1
+
 const killed: Experiment = {
   id: 'F1',
-  title: 'kill -9 of a worker, again and again',
+  title: 'kill -9 of 4 workers of 5 at once, again and again',
+  setup: { workers: 5 },
   async run(world) {
-    const kills = world.quick ? 2 : 20
+    const { sql } = world.database
+    const rounds = world.quick ? 1 : 5
     slowAtFirst(world, 2000)
     world.load({ rate: 20 })
-    let worker = world.fleet.running('worker')[0]!
-    const faults: { at: number; orphans: Receipt[] }[] = []
-    let since = await world.now()
-    for (let nth = 0; nth < kills; nth++) {
-      const last = faults.at(-1)?.at ?? 0
-      // Those of the workers before are answered late, to nobody.
-      const open = () => world.ledger.open().filter(({ at }) => at > last)
-      await waitFor(() => open().length > 5, { what: 'deliveries to be under way' })
+    const resent: number[] = []
+    for (let nth = 0; nth < rounds; nth++) {
+      await waitFor(() => world.ledger.open().length > 20, { what: 'deliveries to be under way' })
       await sleep(world.random.integer(0, 2000))
-      const fault = { at: Date.now(), orphans: open() }
-      await world.fleet.kill(worker)
-      faults.push(fault)
-      world.allow(await world.inFlight(since))
-      since = await world.now()
-      worker = await world.fleet.start('worker')
+      const workers = world.fleet.running('worker')
+      const open = world.ledger.open()
+      const at = Date.now()
+      await Promise.all(workers.slice(SURVIVORS).map(world.fleet.kill))
+      world.fault(at)
+      await Promise.all(workers.slice(SURVIVORS).map(() => world.fleet.start('worker')))
+      const ids = open.map(({ deliveryId }) => deliveryId)
+      const left = () => sql`select from waybill.deliveries where delivery_id in ${sql(ids)} and status <> 'delivered'`
+      await waitFor(async () => (await left()).length === 0, { timeoutMs: 60_000, what: 'orphans to be delivered' })
+      // What the survivors had came once.
+      resent.push(...resentAfter(world, open, at).filter(Number.isFinite))
     }
-    await world.quiesce()
-    const seconds = faults.flatMap(({ at, orphans }) => resentAfter(world, orphans, at)).sort((a, b) => a - b)
-    const most = seconds.at(-1) ?? 0
+    resent.sort((a, b) => a - b)
+    const most = resent.at(-1) ?? Number.POSITIVE_INFINITY
     return {
       figures: {
-        kills,
-        orphans: seconds.length,
-        resent_p50_s: round(seconds[seconds.length >> 1] ?? 0),
+        kills: rounds * 4,
+        orphans: resent.length,
+        resent_p50_s: round(percentile(resent, 0.5)),
         resent_max_s: round(most),
       },
       conditions: { 'every orphan is sent again within 15 s of the kill': most <= 15 },
@@ -131,7 +135,7 @@ const zombie: Experiment = {
     const at = Date.now()
     sleeper.signal('SIGSTOP')
     for (const receipt of world.ledger.open()) stolen.add(receipt)
-    world.allow(await world.inFlight())
+    world.fault(at)
     await world.fleet.start('worker')
     await sleep(30_000)
     await load.stop()
@@ -187,7 +191,7 @@ const drained: Experiment = {
     const cut = await world.fleet.stop(second)
     const cutMs = Date.now() - askedAgain
     await stopping
-    world.allow(await world.inFlight())
+    world.fault(askedAgain)
     await world.fleet.start('worker')
     await load.stop()
     await world.quiesce()

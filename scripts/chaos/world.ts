@@ -72,7 +72,13 @@ export type World = {
   inFlight: (since?: Date) => Promise<number>
   /** The database's clock. */
   now: () => Promise<Date>
-  /** A fault was made that may let this many deliveries arrive twice, and be miscounted by as many. */
+  /**
+   * A fault was made between two moments (milliseconds since 1970; the second is now when it is left out). What had been
+   * sent by then and was not recorded yet was in flight: it may arrive twice, and be miscounted.
+   */
+  fault: (from: number, to?: number) => void
+  faults: { from: number; to: number }[]
+  /** So many more deliveries may be in flight at faults. */
   allow: (deliveries: number) => void
   allowed: () => number
   /** Deliveries that were replayed, and how many times more they may arrive for that. */
@@ -143,6 +149,7 @@ export async function createWorld(
   const loads: Load[] = []
   const published: Publish[] = []
   let singles = 0
+  const faults: World['faults'] = []
   let allowed = 0
   return {
     seed,
@@ -195,6 +202,8 @@ export async function createWorld(
       const [row] = await database.sql<[{ now: Date }]>`select clock_timestamp() as now`
       return row.now
     },
+    fault: (from, to = Date.now()) => void faults.push({ from, to }),
+    faults,
     allow(deliveries) {
       allowed += deliveries
     },
