@@ -79,7 +79,7 @@ const terminated: Experiment = {
 
 const forgotten: Experiment = {
   id: 'F9',
-  title: 'connections to Postgres half-open',
+  title: 'connections to Postgres half-open, then nothing passes for 8 s',
   setup: { proxied: true },
   async run(world) {
     const load = world.load({ rate: 20 })
@@ -92,6 +92,14 @@ const forgotten: Experiment = {
       world.published.find(({ acceptedAt }) => acceptedAt !== null && acceptedAt > at + 100)?.acceptedAt
     const delivered = () => world.ledger.receipts.find((receipt) => receipt.at > at + 100)?.at
     await waitFor(() => accepted() && delivered(), { timeoutMs: 60_000, what: 'publishing and delivering to go on' })
+    const frozen = Date.now()
+    world.proxy.freeze()
+    await sleep(8000)
+    await world.proxy.restore()
+    world.fault(frozen)
+    const back = Date.now()
+    const again = () => world.ledger.receipts.find((receipt) => receipt.at > back)?.at
+    await waitFor(again, { timeoutMs: 60_000, what: 'delivering to go on' })
     await sleep(2000)
     const { slowestMs } = await health.stop()
     const tries = triesIn(world, at, Date.now())
@@ -103,12 +111,14 @@ const forgotten: Experiment = {
       figures: {
         accepted_after_s: round(accept_s),
         delivered_after_s: round(deliver_s),
+        delivered_again_s: round(((again() ?? 0) - back) / 1000),
         publish_max_ms: slowest,
         health_max_ms: slowestMs,
       },
       conditions: {
         'publishing goes on within 15 s': accept_s <= 15,
         'delivering goes on within 15 s': deliver_s <= 15,
+        'delivering goes on within 5 s when everything passes again': (again() ?? 0) - back <= 5000,
         'each publish is answered within 5 s': slowest <= 5000 && tries.every(isAnswered),
         'health answers within 1.5 s': slowestMs <= 1500,
       },

@@ -33,49 +33,55 @@ type Finding = {
   conditions: Record<string, boolean>
 }
 
-export type Outcome = { id: string; title: string; seed: number; seconds: number; peakMiB: number } & (
-  | ({ kind: 'run'; pass: boolean; finding: Finding } & Judgement)
-  | { kind: 'failed'; pass: false; problems: string[] }
-  | { kind: 'skipped'; pass: true; reason: string }
-)
-
-/** Thrown by an experiment that cannot run on this machine. */
-export class Skip extends Error {}
+export type Outcome = {
+  id: string
+  title: string
+  seed: number
+  pass: boolean
+  seconds: number
+  peakMiB: number
+  /** Why it did not pass. */
+  problems: string[]
+  /** Null when it did not come to its end. */
+  judgement: Omit<Judgement, 'problems'> | null
+  figures: Finding['figures']
+}
 
 const LIMIT_SECONDS = 300
 
 /** Runs one experiment with one seed, in a world of its own, and never throws. */
 export async function runExperiment(
   experiment: Experiment,
-  cluster: Cluster,
+  shared: Cluster,
   { seed, quick }: { seed: number; quick: boolean },
 ): Promise<Outcome> {
+  const { id, title, setup = {}, limitSeconds = LIMIT_SECONDS } = experiment
   const begun = performance.now()
   const { scope, close } = createScope()
   let world: World | undefined
-  const common = () => ({
-    id: experiment.id,
-    title: experiment.title,
+  const outcome = (result: Pick<Outcome, 'problems' | 'judgement' | 'figures'>): Outcome => ({
+    id,
+    title,
     seed,
+    pass: result.problems.length === 0,
     seconds: Math.round((performance.now() - begun) / 1000),
     peakMiB: world?.fleet.peakMiB() ?? 0,
+    ...result,
   })
-  const limitSeconds = experiment.limitSeconds ?? LIMIT_SECONDS
   try {
     return await within(limitSeconds, async () => {
-      const own = (await experiment.cluster?.(scope)) ?? cluster
-      world = await createWorld(scope, own, { seed, quick, setup: experiment.setup ?? {} })
-      const finding = await experiment.run(world)
+      const cluster = (await experiment.cluster?.(scope)) ?? shared
+      world = await createWorld(scope, cluster, { seed, quick, setup })
+      const { figures, conditions } = await experiment.run(world)
       await world.quiesce()
-      const judgement = await judge(world)
-      for (const [condition, holds] of Object.entries(finding.conditions))
-        if (!holds) judgement.problems.push(`it is not so that ${condition}`)
-      return { ...common(), kind: 'run', pass: judgement.problems.length === 0, finding, ...judgement }
+      const { problems, ...judgement } = await judge(world)
+      const broken = Object.keys(conditions).filter((condition) => !conditions[condition])
+      problems.push(...broken.map((condition) => `it is not so that ${condition}`))
+      return outcome({ problems, judgement, figures })
     })
   } catch (error) {
-    if (error instanceof Skip) return { ...common(), kind: 'skipped', pass: true, reason: error.message }
     const problems = [String((error as Error).stack), ...(world?.fleet.problems() ?? [])]
-    return { ...common(), kind: 'failed', pass: false, problems }
+    return outcome({ problems, judgement: null, figures: {} })
   } finally {
     await close()
   }

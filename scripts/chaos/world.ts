@@ -68,10 +68,6 @@ export type World = {
   publish: (options?: { type?: string; payload?: string; key?: string; tenant?: Tenant }) => Promise<Publish>
   /** All that was to be published; who publishes by other ways adds it here (`newPublish`). */
   published: Publish[]
-  /** Deliveries that are claimed now; with `since`, only those that were claimed after that moment of the database. */
-  inFlight: (since?: Date) => Promise<number>
-  /** The database's clock. */
-  now: () => Promise<Date>
   /**
    * A fault was made between two moments (milliseconds since 1970; the second is now when it is left out). What had been
    * sent by then and was not recorded yet was in flight: it may arrive twice, and be miscounted.
@@ -193,15 +189,6 @@ export async function createWorld(
       return entry
     },
     published,
-    async inFlight(since = new Date(0)) {
-      const [row] = await database.sql<[{ n: number }]>`
-        select count(*)::int as n from pgboss.job where name = 'deliveries' and state = 'active' and started_on > ${since}`
-      return row.n
-    },
-    async now() {
-      const [row] = await database.sql<[{ now: Date }]>`select clock_timestamp() as now`
-      return row.now
-    },
     fault: (from, to = Date.now()) => void faults.push({ from, to }),
     faults,
     allow(deliveries) {
