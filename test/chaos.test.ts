@@ -1,20 +1,49 @@
 import assert from 'node:assert/strict'
 import { after, suite, test } from 'node:test'
 import { startCluster } from '../scripts/chaos/cluster.ts'
-import { runExperiment } from '../scripts/chaos/experiment.ts'
+import { type Experiment, runExperiment } from '../scripts/chaos/experiment.ts'
 import { EXPERIMENTS } from '../scripts/chaos/experiments.ts'
 
 /** Those of `npm run chaos` that take seconds, touch nothing but their own database, and fail for the most reasons. */
 const SELECTED = ['F1', 'F8']
 
+/** Does nothing to the service, and everything to what the oracle looks at. */
+const forgery: Experiment = {
+  id: 'F0',
+  title: 'a forged ledger',
+  async run(world) {
+    const { eventId } = await world.publish({ type: 'order.sent' })
+    await world.quiesce()
+    const { sql } = world.database
+    await sql`delete from waybill.deliveries where endpoint_id = ${world.active[1]!.endpointId}`
+    world.ledger.receipts.push({ ...world.ledger.receipts[0]! })
+    const headers = { 'service-event-id': eventId ?? '', 'service-delivery-id': world.ledger.receipts[0]!.deliveryId }
+    await fetch(world.active[2]!.url, { method: 'POST', headers, body: '{}' })
+    return { figures: {}, conditions: { 'conditions count': false } }
+  },
+}
+
 suite('experiments with faults', { concurrency: true }, () => {
   const cluster = startCluster({ after })
+  const run = async (experiment: Experiment) => await runExperiment(experiment, await cluster, { seed: 1, quick: true })
+
   for (const id of SELECTED) {
     const experiment = EXPERIMENTS.find((one) => one.id === id)!
     test(`nothing is lost, nor sent twice without need, by ${experiment.title}`, async () => {
-      const { problems, judgement } = await runExperiment(experiment, await cluster, { seed: 1, quick: true })
+      const { problems, judgement } = await run(experiment)
       assert.deepEqual(problems, [])
       assert.ok(judgement && judgement.published > 0)
     })
   }
+
+  test('the oracle sees what is lost, forged and sent twice', async () => {
+    const { pass, problems, judgement } = await run(forgery)
+    assert.equal(pass, false)
+    assert.deepEqual(
+      [judgement?.lost, judgement?.unexpected, judgement?.duplicated],
+      [1, 2, 2],
+      'a delivery that is gone; its request, and a forged one; a request of the ledger that stands there twice, and the forged one',
+    )
+    assert.ok(problems.includes('it is not so that conditions count'))
+  })
 })
