@@ -226,17 +226,3 @@ export const bossDb = (sql: Db) => ({
  * The ids that a fenced settle really touched: what pg-boss's own workers go by, though its types keep it to themselves.
  */
 export const settledIds = (response: object): string[] => (response as { settled?: string[] }).settled ?? []
-
-/**
- * Gives claimed jobs back as if they had not been claimed: due at once, and no retry is spent. Only what is still claimed
- * as it was (`retryCount`) is touched. Answers with the ids that were given back.
- */
-export async function unclaim(sql: Db, jobs: { id: string; retryCount: number }[]): Promise<string[]> {
-  // started_on decides whether pg-boss's next fetch counts a retry.
-  const rows = await sql<{ id: string }[]>`
-    update pgboss.job j set state = 'created', started_on = null, heartbeat_on = null
-    from unnest(${jobs.map((job) => job.id)}::uuid[], ${jobs.map((job) => job.retryCount)}::int[]) as u (id, retry_count)
-    where j.name = ${DELIVERIES} and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
-    returning j.id`
-  return rows.map((row) => row.id)
-}

@@ -2,7 +2,7 @@ import { LRUCache } from 'lru-cache'
 import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db.ts'
 import type { Sender } from './egress/send.ts'
-import { type Claim, claimDeliveries, refundAttempts } from './flow/claim.ts'
+import { type Claim, claimDeliveries, unclaim } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
@@ -14,7 +14,7 @@ import { createRecord } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
 import { startTakingBack } from './flow/take-back.ts'
 import type { Log } from './log.ts'
-import { bossDb, DELIVERIES, unclaim } from './queue.ts'
+import { bossDb, DELIVERIES } from './queue.ts'
 import type { SecretBox } from './secrets.ts'
 
 /** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not cost it. */
@@ -119,11 +119,8 @@ export async function startWorker(deps: {
   async function handBack(given: Claim[]): Promise<void> {
     letGo(given)
     if (given.length === 0) return
-    const jobs = given.map(({ job }) => job)
     try {
-      const ids = new Set(await unclaim(pool, jobs))
-      const tenants = given.filter(({ deliveryId }) => ids.has(deliveryId)).map(({ tenantId }) => tenantId)
-      if (tenants.length > 0) await refundAttempts(pool, tenants)
+      await unclaim(pool, given)
     } catch (error) {
       log.error({ err: error, deliveries: given.length }, 'worker.hand_back_failed')
     }
@@ -131,11 +128,7 @@ export async function startWorker(deps: {
 
   async function hold(held: Claim[]): Promise<void> {
     letGo(held)
-    await refundAttempts(
-      pool,
-      held.map(({ tenantId }) => tenantId),
-    )
-    await holdDeliveries(pool, boss, held)
+    await holdDeliveries(pool, boss, held, { counted: true })
   }
 
   /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */

@@ -105,6 +105,11 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
   return claimed
 }
 
+/** Gives claims back as if they had not been made, with their places in the month. Those that have lapsed are left alone. */
+export async function unclaim(sql: Db, claims: Claim[]): Promise<void> {
+  await sql`select waybill.unclaim(${claims.map(({ job }) => job.id)}::uuid[], ${claims.map(({ job }) => job.retryCount)}::int[])`
+}
+
 /** Gives places in the month back for attempts that were counted and then not made. */
 export async function refundAttempts(sql: Db, tenantIds: string[]): Promise<void> {
   await sql`

@@ -55,30 +55,9 @@ type Lapsed = {
 }
 
 async function takeBack(pool: Pool, boss: PgBoss): Promise<Lapsed[]> {
-  // Most looks find nothing, and cost one look into an index (queue.ts).
-  const some = await pool`
-    select from pgboss.job where name = ${DELIVERIES} and state = 'active' and heartbeat_on < now() - ${LAPSE_SECONDS} * interval '1 second' limit 1`
-  if (some.length === 0) return []
   return await pool.begin(async (sql) => {
-    // What somebody settles at this moment is not lost.
     const lapsed = await sql<Lapsed[]>`
-      with lapsed as (
-        select id, data ->> 'tenant_id' as tenant_id, retry_count, retry_limit from pgboss.job
-        where name = ${DELIVERIES} and state = 'active' and heartbeat_on < now() - ${LAPSE_SECONDS} * interval '1 second'
-        limit ${MAX_BATCH} for update skip locked
-      ), judged as (
-        select l.*, coalesce(l.retry_count + 1 - (d.attempt_count - d.earlier_attempts), 1) as crashes
-        from lapsed l left join waybill.deliveries d on d.tenant_id = l.tenant_id and d.delivery_id = l.id
-      ), decided as (
-        select *, crashes < ${SUSPECT} and retry_count < retry_limit as due_now from judged
-      )
-      update pgboss.job j set
-        state = case when due_now then 'retry' else j.state end,
-        start_after = case when due_now then now() else j.start_after end,
-        heartbeat_on = case when due_now then null else j.heartbeat_on end,
-        retry_limit = case when crashes >= ${POISON} then j.retry_count else j.retry_limit end
-      from decided d where j.name = ${DELIVERIES} and j.id = d.id
-      returning d.tenant_id, d.id as delivery_id, d.retry_count, d.crashes, d.due_now`
+      select * from waybill.take_back(${LAPSE_SECONDS} * interval '1 second', ${SUSPECT}, ${POISON}, ${MAX_BATCH})`
     const failing = lapsed.filter((job) => !job.due_now)
     const jobs = failing.map((job) => ({ id: job.delivery_id, retryCount: job.retry_count }))
     if (jobs.length > 0) await boss.fail(DELIVERIES, jobs, null, { db: bossDb(sql) })
