@@ -17,6 +17,8 @@ Configuration is environment variables; the README lists them all.
 
 /** The last resort of a shutdown that hangs, beyond what the grace allows. */
 const FORCE_MS = 10_000
+/** What a second signal leaves for handing claims back. */
+const HURRY_MS = 1000
 
 async function main(): Promise<void> {
   const flags = readFlags()
@@ -42,6 +44,7 @@ async function main(): Promise<void> {
       migrateFirst: flags.migrate,
       log,
       releasers,
+      hurry: stopped.hurry,
     })
     log.info({ port, mode: flags.mode }, 'service.ready')
   } catch (error) {
@@ -93,22 +96,31 @@ async function openDatabase(config: Config, log: Log, releasers: Releasers): Pro
   }
 }
 
-/** The first SIGTERM or SIGINT stops the service in order and exits 0; a second one ends it at once. */
+/**
+ * The first SIGTERM or SIGINT stops the service in order and exits 0; a second one cuts the grace short, and exits 1 as soon
+ * as what is in flight has been handed back; a third one exits at once.
+ */
 function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
   let begun = false
+  const hurry = new AbortController()
   const stop = (signal: string) => {
-    if (begun) process.exit(1)
+    if (hurry.signal.aborted) process.exit(1)
+    if (begun) {
+      hurry.abort()
+      setTimeout(() => process.exit(1), HURRY_MS)
+      return
+    }
     begun = true
     log.info({ signal, grace_seconds: config.SHUTDOWN_GRACE_SECONDS }, 'service.stopping')
     setTimeout(() => process.exit(1), config.SHUTDOWN_GRACE_SECONDS * 1000 + FORCE_MS).unref()
     void releasers.releaseAll(log).then(() => {
       log.info('service.stopped')
-      process.exit(0)
+      process.exit(hurry.signal.aborted ? 1 : 0)
     })
   }
   process.on('SIGTERM', stop)
   process.on('SIGINT', stop)
-  return { begun: () => begun }
+  return { begun: () => begun, hurry: hurry.signal }
 }
 
 await main().catch((error: unknown) => {

@@ -48,6 +48,8 @@ export async function startService(options: {
   migrateFirst: boolean
   log: Log
   releasers: Releasers
+  /** Aborted when there is no time left for attempts in flight: they are handed back. */
+  hurry: AbortSignal
 }): Promise<Service> {
   const { config, database, mode, log, releasers } = options
   const version = await readVersion()
@@ -109,6 +111,7 @@ export async function startService(options: {
       userAgent: `Waybill/${version}`,
     })
     releasers.add('worker', () => worker.stop(config.SHUTDOWN_GRACE_SECONDS * 1000))
+    options.hurry.addEventListener('abort', () => void worker.stop(0))
     const sweep = startSweep({ pool: upkeep, log })
     releasers.add('sweep', sweep.stop)
   }

@@ -31,7 +31,10 @@ const STARTS_A_TURN = 5
 const SHUTTING_DOWN = new Error('the worker is shutting down')
 
 export type Worker = {
-  /** Stops claiming at once, waits up to `graceMs` for what is in flight, then interrupts the rest and hands it back. */
+  /**
+   * Stops claiming at once, waits up to `graceMs` for what is in flight, then interrupts the rest and hands it back. May be
+   * called again, with less.
+   */
   stop(graceMs: number): Promise<void>
 }
 

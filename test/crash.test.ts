@@ -144,13 +144,13 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     assert.equal(receiver.receipts.length, 2)
   })
 
-  test('SIGTERM lets the attempts in flight finish, takes no new ones, and exits 0', async (t) => {
+  test('SIGTERM lets 50 attempts in flight finish, takes no new ones, and exits 0', async (t) => {
     const { receiver, startWorker, tenant, deliveryOf, attemptsOf } = await start(t)
     const { reply, open } = gate(200)
     receiver.script('/hook', reply)
     const worker = await startWorker()
-    const inFlight = await Promise.all(Array.from({ length: 5 }, () => tenant.publish()))
-    await receiver.until(5)
+    const inFlight = await Promise.all(Array.from({ length: 50 }, () => tenant.publish()))
+    await receiver.until(50)
     worker.signal('SIGTERM')
     await worker.logged('service.stopping')
     const late = await tenant.publish()
@@ -161,7 +161,34 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
       assert.deepEqual(await attemptsOf(delivery_ids[0]!), [[1, 200, null, 'succeeded']])
     }
     assert.equal((await deliveryOf(late.delivery_ids[0]!)).status, 'pending')
-    assert.equal(receiver.receipts.length, 5)
+    assert.equal(receiver.receipts.length, 50)
+  })
+
+  test('a second SIGTERM hands back what is in flight and ends the worker at once, with 1', async (t) => {
+    const { database, receiver, startWorker, tenant, attemptsOf, becomes } = await start(t, {
+      SHUTDOWN_GRACE_SECONDS: '60',
+      ATTEMPT_TIMEOUT_SECONDS: '120',
+      RETRY_LIMIT: '0',
+    })
+    const hang = gate().reply
+    receiver.script('/hook', hang, hang, hang, hang, hang, 200)
+    const worker = await startWorker()
+    const inFlight = await Promise.all(Array.from({ length: 5 }, () => tenant.publish()))
+    await receiver.until(5)
+    worker.signal('SIGTERM')
+    await worker.logged('service.stopping')
+    const hurried = Date.now()
+    worker.signal('SIGTERM')
+    assert.deepEqual(await worker.exited, { code: 1, signal: null })
+    assert.ok(Date.now() - hurried < 3000, `it took ${Date.now() - hurried} ms`)
+    const claimed = await database.sql`select from pgboss.job where name = 'deliveries' and state = 'active'`
+    assert.equal(claimed.length, 0)
+
+    await startWorker()
+    for (const { delivery_ids } of inFlight) {
+      await becomes(delivery_ids[0]!, 'delivered')
+      assert.deepEqual(await attemptsOf(delivery_ids[0]!), [[1, 200, null, 'succeeded']])
+    }
   })
 
   test('an attempt that outlasts the grace is handed back and costs nothing', async (t) => {
