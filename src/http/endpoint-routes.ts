@@ -138,7 +138,8 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     operationId: 'updateEndpoint',
     tags: ['Endpoints'],
     summary: 'Change an endpoint',
-    description: 'What waits for the endpoint is sent as it is then: to its new URL, and only while it is active.',
+    description:
+      'Holds for every attempt that begins more than two seconds after the answer, also of events published before: it goes to the new URL, and only while the endpoint is active. `subscribed_events` decides when an event is published; what was accepted is delivered.',
     security,
     request: {
       params: endpointPath,
@@ -164,7 +165,7 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     tags: ['Endpoints'],
     summary: 'Rotate the signing secret',
     description:
-      'Until `previous_secret_expires_at` every request carries two signatures, of the new and of the old secret.',
+      'Until `previous_secret_expires_at` requests carry two signatures, of the new and of the old secret; those that a worker had in hand, for up to two seconds, that of the old alone.',
     security,
     request: { params: endpointPath },
     responses: {

@@ -1,0 +1,131 @@
+import assert from 'node:assert/strict'
+import { suite, type TestContext, test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { assertBooks, publishMany, settled, watchInFlight } from './support/lanes.ts'
+import { gate, startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
+import { verifyStandard } from './support/verify.ts'
+import { waitFor } from './support/wait.ts'
+
+const WAITING = 1000
+/** What a worker has in hand when something changes is sent as it was, this much later at most. */
+const IN_HAND_MS = 2000
+
+/** A service, and a tenant with one endpoint, `/old`, for which `WAITING` deliveries are under way, some of them done. */
+async function start(t: TestContext) {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const service = await startService(t, {
+    databaseUrl,
+    env: { ENDPOINT_CONCURRENCY: '10', ATTEMPT_TIMEOUT_SECONDS: '60' },
+  })
+  const tenant = await createTenant(service)
+  const endpoint = await tenant.createEndpoint(receiver.url('/old'), { subscribed_events: ['thing.happened'] })
+  for (const path of ['/old', '/new']) watchInFlight(receiver, path, 200, { delayMs: 20 })
+  await publishMany(sql, tenant.tenantId, WAITING)
+  await receiver.until(WAITING / 5)
+  const patch = async (body: object) => {
+    const answer = await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body })
+    assert.equal(answer.status, 200)
+    assert.ok(receiver.receipts.length < WAITING, 'it changed while most were waiting')
+    return Date.now()
+  }
+  /** Each arrived once, and each attempt is recorded with the URL it went to. */
+  const assertAllSentOnce = async () => {
+    await settled(sql)
+    const ids = receiver.receipts.map(({ headers }) => headers['service-delivery-id'])
+    assert.deepEqual([ids.length, new Set(ids).size], [WAITING, WAITING])
+    const urls = await sql<
+      { url: string; count: number }[]
+    >`select url, count(*)::int from waybill.attempts group by url order by url`
+    const paths = ['/new', '/old'].filter((path) => receiver.at(path).length > 0)
+    assert.deepEqual(
+      urls.map(({ url, count }) => [url, count]),
+      paths.map((path) => [receiver.url(path), receiver.at(path).length]),
+    )
+    await assertBooks(sql)
+  }
+  return { sql, receiver, tenant, endpoint, patch, assertAllSentOnce }
+}
+
+suite(`changes while ${WAITING} deliveries wait`, { concurrency: 2 }, () => {
+  test('a new URL gets all that is sent later', async (t) => {
+    const { receiver, patch, assertAllSentOnce } = await start(t)
+    const changed = await patch({ url: receiver.url('/new') })
+    await assertAllSentOnce()
+    assert.ok(receiver.at('/old').every(({ at }) => at < changed + IN_HAND_MS))
+    assert.ok(receiver.at('/new').length > 0)
+  })
+
+  test('another subscription changes nothing for what was accepted, and everything for what comes', async (t) => {
+    const { sql, tenant, patch, assertAllSentOnce } = await start(t)
+    await patch({ subscribed_events: ['other.thing'] })
+    assert.equal((await tenant.publish('thing.happened')).delivery_ids.length, 0)
+    await assertAllSentOnce()
+    const [counted] = await sql`select sum(delivery_count)::int as n from waybill.events`
+    assert.equal(counted?.n, WAITING)
+  })
+
+  test('an inactive endpoint gets nothing, and once it is active again all that waited', async (t) => {
+    const { sql, receiver, patch, assertAllSentOnce } = await start(t)
+    const changed = await patch({ is_active: false })
+    const moving = () => sql`select from waybill.deliveries where status <> 'delivered' and not held limit 1`
+    await waitFor(async () => (await moving()).length === 0, { what: 'all that is not delivered to be held' })
+    const [held] = await sql`select count(*)::int as n from waybill.deliveries where held`
+    assert.equal(held?.n, WAITING - receiver.receipts.length)
+    assert.ok(receiver.receipts.every(({ at }) => at < changed + IN_HAND_MS))
+    await patch({ is_active: true })
+    await assertAllSentOnce()
+  })
+
+  test('through a rotation every request verifies with the old secret, and all that come later with the new one', async (t) => {
+    const { receiver, tenant, endpoint, assertAllSentOnce } = await start(t)
+    const { body } = await tenant.call('POST', `/v1/endpoints/${endpoint.endpoint_id}/rotate-secret`)
+    const rotated = Date.now()
+    assert.ok(receiver.receipts.length < WAITING)
+    await assertAllSentOnce()
+    let both = 0
+    for (const receipt of receiver.receipts) {
+      verifyStandard(receipt, endpoint.signing_secret)
+      const isNew = String(receipt.headers['webhook-signature']).includes(' ')
+      if (isNew) verifyStandard(receipt, body.signing_secret)
+      else assert.ok(receipt.at < rotated + IN_HAND_MS)
+      if (isNew) both++
+    }
+    assert.ok(both > 0)
+  })
+})
+
+test('100 replays of a delivery at once make one new attempt of it, and never two at a time', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const service = await startService(t, { databaseUrl, env: { ATTEMPT_TIMEOUT_SECONDS: '60' } })
+  const tenant = await createTenant(service)
+  const stranger = await createTenant(service)
+  await tenant.createEndpoint(receiver.url('/hook'))
+  const url = `/v1/deliveries/${(await tenant.publish()).delivery_ids[0]}`
+  const isDelivered = async () => (await tenant.call('GET', url)).body.status === 'delivered'
+  await waitFor(isDelivered)
+
+  const { reply, open } = gate()
+  receiver.script('/hook', reply)
+  const replays = () => Promise.all(Array.from({ length: 100 }, () => tenant.call('POST', `${url}/replay`)))
+  for (const { status } of await replays()) assert.equal(status, 202)
+  assert.equal((await stranger.call('POST', `${url}/replay`)).status, 404)
+  await receiver.until(2)
+  // What is under way stays as it is.
+  for (const { status } of await replays()) assert.equal(status, 202)
+  open()
+  await waitFor(isDelivered)
+  assert.equal(receiver.receipts.length, 2)
+
+  // Where attempts end meanwhile, each of these replays may begin another one, after the last.
+  const seen = watchInFlight(receiver, '/hook', 200, { delayMs: 5 })
+  for (const { status } of await replays()) assert.equal(status, 202)
+  await settled(sql)
+  assert.equal(seen.most, 1)
+  const { attempt_count } = (await tenant.call('GET', url)).body
+  assert.equal(attempt_count, receiver.receipts.length)
+  assert.ok(attempt_count > 2 && attempt_count <= 102)
+  await assertBooks(sql)
+})
