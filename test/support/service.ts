@@ -35,11 +35,15 @@ export type Program = {
   kill: () => Promise<Exit>
 }
 
-type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: string }
+/** `main`: another version's, for instance. */
+type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: string; main?: string }
 
 /** Runs the real program with nothing of our own environment but PATH. It is killed after the test, if it still runs. */
-export function runProgram(scope: Scope, { args = [], env = {}, cwd = ROOT }: ProgramOptions = {}): Program {
-  const child: ChildProcess = spawn(process.execPath, [MAIN, ...args], {
+export function runProgram(
+  scope: Scope,
+  { args = [], env = {}, cwd = ROOT, main = MAIN }: ProgramOptions = {},
+): Program {
+  const child: ChildProcess = spawn(process.execPath, [main, ...args], {
     cwd,
     env: { PATH: process.env.PATH, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -123,6 +127,7 @@ type ServiceOptions = {
   mode?: 'all' | 'api' | 'worker'
   env?: Record<string, string>
   args?: string[]
+  main?: string
 }
 
 /** The environment in which tests run the service: a free port, known keys, receivers on this machine allowed. */
@@ -139,11 +144,12 @@ export const testEnvironment = (databaseUrl: string): Record<string, string> => 
 /** Starts the service as a process of its own and resolves when it is ready; rejects, with its output, when it is not. */
 export async function startService(
   scope: Scope,
-  { databaseUrl, mode = 'all', env = {}, args = [] }: ServiceOptions,
+  { databaseUrl, mode = 'all', env = {}, args = [], main }: ServiceOptions,
 ): Promise<Service> {
   const program = runProgram(scope, {
     args: ['--mode', mode, ...args],
     env: { ...testEnvironment(databaseUrl), ...env },
+    ...(main !== undefined && { main }),
   })
   const { port } = await program.logged('service.ready')
   const url = `http://127.0.0.1:${port}`

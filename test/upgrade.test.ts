@@ -1,0 +1,190 @@
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { readdir, readFile, symlink } from 'node:fs/promises'
+import { join } from 'node:path'
+import { suite, type TestContext, test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { promisify } from 'node:util'
+import postgres from 'postgres'
+import { createDatabase } from './support/database.ts'
+import { createDirectory } from './support/directory.ts'
+import { assertBooks, settled } from './support/lanes.ts'
+import { startReceiver } from './support/receiver.ts'
+import { ADMIN_KEY, caller, type Service, startService } from './support/service.ts'
+import { verifyStandard } from './support/verify.ts'
+import { waitFor } from './support/wait.ts'
+
+const ROOT = fileURLToPath(new URL('..', import.meta.url))
+/** The program's first landed version, which also left test/first-version.sql. */
+const FIRST_VERSION = '837ad85'
+/** Where its receivers listened. */
+const OLD_RECEIVER = 'http://127.0.0.1:47921'
+
+/** A database as the first version left it, but that its endpoints lead to a receiver that takes everything. */
+async function restore(t: TestContext) {
+  const { url: databaseUrl, sql } = await createDatabase(t, { template: null })
+  const receiver = await startReceiver(t)
+  const dump = await readFile(new URL('first-version.sql', import.meta.url), 'utf8')
+  const loading = postgres(databaseUrl, { max: 1, onnotice: () => {} })
+  await loading.unsafe(dump.replaceAll(OLD_RECEIVER, receiver.url('')))
+  await loading.end()
+  return { databaseUrl, sql, receiver }
+}
+
+async function keyOf(service: Service, tenantId: string): Promise<string> {
+  const body = { tenant_id: tenantId, name: 'after the upgrade' }
+  return (await service.call('POST', '/v1/admin/api-keys', { key: ADMIN_KEY, body })).body.api_key
+}
+
+suite('a database of the first version', { concurrency: 2 }, () => {
+  test('is brought up to date by a start, which delivers what was waiting and serves every record', async (t) => {
+    const { databaseUrl, sql, receiver } = await restore(t)
+    const before =
+      await sql`select event_type, status, held, attempt_count from waybill.deliveries order by delivery_id`
+    const service = await startService(t, { databaseUrl })
+    const files = (await sql`select file from waybill.migrations order by file`).map((row) => row.file)
+    const shipped = (await readdir(join(ROOT, 'sql'))).filter((file) => file.endsWith('.sql')).sort()
+    assert.deepEqual(files, shipped)
+
+    const call = caller(service.url, await keyOf(service, 'acme'))
+    const endpoints = (await call('GET', '/v1/endpoints?limit=100')).body.data
+    const off = endpoints.find(({ url }: { url: string }) => url.endsWith('/off'))
+    assert.equal(off.is_active, false)
+    const waiting = () => sql`
+      select from waybill.deliveries where status in ('pending', 'retrying') and not (held and endpoint_id = ${off.endpoint_id})`
+    await waitFor(async () => (await waiting()).length === 0, { timeoutMs: 45_000, what: 'what waited to be sent' })
+    assert.equal(receiver.at('/off').length, 0)
+    await call('PATCH', `/v1/endpoints/${off.endpoint_id}`, { body: { is_active: true } })
+    await settled(sql)
+    const count = (path: string) => receiver.at(path).length
+    assert.deepEqual(
+      ['/fine', '/failing', '/ordered', '/off', '/lost', '/all', '/paced', '/gone', '/other'].map((path) => [
+        path,
+        count(path),
+      ]),
+      [
+        ['/fine', 1],
+        ['/failing', 1],
+        ['/ordered', 3],
+        ['/off', 2],
+        ['/lost', 1],
+        ['/all', 1],
+        ['/paced', 2],
+        ['/gone', 0],
+        ['/other', 0],
+      ],
+    )
+    await assertBooks(sql)
+
+    const rows = (await call('GET', '/v1/deliveries?limit=100')).body.data
+    assert.equal(rows.length, before.length - 1, 'all but the other tenant’s')
+    for (const row of rows) {
+      const { body: event } = await call('GET', `/v1/events/${row.event_id}`)
+      assert.deepEqual([event.payload.type, event.payload.key], [row.event_type, event.idempotency_key])
+      const { body: attempts } = await call('GET', `/v1/deliveries/${row.delivery_id}/attempts`)
+      assert.equal(attempts.data.length, row.attempt_count)
+      // The key of an event that the old program took still answers with it.
+      const again = await call('POST', '/v1/events', {
+        body: { event_type: row.event_type, payload: event.payload },
+        headers: { 'idempotency-key': event.idempotency_key },
+      })
+      assert.deepEqual([again.status, again.body.event_id], [200, row.event_id])
+    }
+    const [lost] = rows.filter((row: { event_type: string }) => row.event_type === 'lost')
+    const { body: ofLost } = await call('GET', `/v1/deliveries/${lost.delivery_id}/attempts`)
+    assert.deepEqual(
+      ofLost.data.map((row: { status_code: number; error: string }) => row.status_code ?? row.error),
+      ['worker_lost', 200],
+    )
+    const dead = (await call('GET', '/v1/dlq')).body.data
+    assert.deepEqual(dead.map((row: { dead_letter_reason: string }) => row.dead_letter_reason).sort(), [
+      'endpoint_gone',
+      'retries_exhausted',
+    ])
+    const exhausted = dead.find((row: { event_type: string }) => row.event_type === 'failing')
+    await call('POST', `/v1/deliveries/${exhausted.delivery_id}/replay`)
+    await receiver.until(2, { path: '/failing' })
+    // The old secrets open: a rotated one signs beside the new one.
+    const all = endpoints.find(({ url }: { url: string }) => url.endsWith('/all'))
+    const { body: rotated } = await call('POST', `/v1/endpoints/${all.endpoint_id}/rotate-secret`)
+    await call('POST', '/v1/events', { body: { event_type: 'all', payload: {} } })
+    const receipt = (await receiver.until(2, { path: '/all' }))[1]!
+    verifyStandard(receipt, rotated.signing_secret)
+    assert.equal(String(receipt.headers['webhook-signature']).split(' ').length, 2)
+  })
+
+  test('serves the old and the new program side by side, and either alone', async (t) => {
+    const old = await firstVersion(t)
+    if (old === null) return t.skip(`commit ${FIRST_VERSION} is not in this copy's history`)
+    const { databaseUrl, sql, receiver } = await restore(t)
+    const programs = await Promise.all([
+      startService(t, { databaseUrl, mode: 'api' }),
+      startService(t, { databaseUrl, mode: 'worker' }),
+    ])
+    const [newApi, newWorker] = programs
+    // It starts after the migrations, as one that is restarted in the middle of an upgrade.
+    const [oldApi, oldWorker] = await Promise.all([
+      startService(t, { databaseUrl, mode: 'api', main: old }),
+      startService(t, { databaseUrl, mode: 'worker', main: old }),
+    ])
+    const key = await keyOf(newApi!, 'acme')
+    const published: string[] = []
+    const publish = async (api: Service, count: number) => {
+      for (let n = 0; n < count; n++) {
+        const body = { event_type: 'all', payload: { n } }
+        const answer = await api.call('POST', '/v1/events', {
+          key,
+          body,
+          headers: { 'idempotency-key': `${published.length}-${api.port}-${n}` },
+        })
+        assert.equal(answer.status, 202)
+        published.push(answer.body.event_id)
+      }
+    }
+    const allArrive = async () => {
+      const arrived = () => new Set(receiver.at('/all').map(({ headers }) => headers['webhook-id']))
+      await waitFor(() => published.every((id) => arrived().has(id)), { timeoutMs: 30_000, what: 'all to arrive' })
+    }
+    const made = (service: Service) => service.logs.filter((line) => line.msg === 'delivery.attempted').length
+    await waitFor(
+      async () => {
+        await Promise.all([publish(oldApi, 50), publish(newApi!, 50)])
+        return made(oldWorker) > 0 && made(newWorker!) > 0
+      },
+      { timeoutMs: 30_000, what: 'both workers to deliver' },
+    )
+    await allArrive()
+    await Promise.all([newApi!.stop(), newWorker!.stop()])
+    await publish(oldApi, 50)
+    await allArrive()
+    await Promise.all([oldApi.stop(), oldWorker.stop()])
+    const [api] = await Promise.all([
+      startService(t, { databaseUrl, mode: 'api' }),
+      startService(t, { databaseUrl, mode: 'worker' }),
+    ])
+    await publish(api!, 50)
+    await allArrive()
+    await waitFor(
+      async () =>
+        (await sql`select from waybill.deliveries where event_type = 'all' and status <> 'delivered'`).length === 0,
+    )
+    const ids = receiver.at('/all').map(({ headers }) => headers['service-delivery-id'])
+    assert.equal(new Set(ids).size, ids.length, 'nothing is sent twice')
+    await assertBooks(sql)
+  })
+})
+
+/** The first version's main file, taken from the history; null where there is none, as in a shallow clone. */
+async function firstVersion(t: TestContext): Promise<string | null> {
+  const directory = await createDirectory(t)
+  const run = promisify(execFile)
+  const archive = join(directory, 'first.tar')
+  try {
+    await run('git', ['archive', '-o', archive, FIRST_VERSION, 'src', 'sql', 'package.json'], { cwd: ROOT })
+  } catch {
+    return null
+  }
+  await run('tar', ['-xf', archive, '-C', directory])
+  await symlink(join(ROOT, 'node_modules'), join(directory, 'node_modules'))
+  return join(directory, 'src/main.ts')
+}
