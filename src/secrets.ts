@@ -1,4 +1,5 @@
 import { createCipheriv, createDecipheriv, hash, randomBytes } from 'node:crypto'
+import { LRUCache } from 'lru-cache'
 
 const KEY_ID_BYTES = 4
 const IV_BYTES = 12
@@ -43,6 +44,19 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
         decipher.update(bytes.subarray(KEY_ID_BYTES + IV_BYTES, -TAG_BYTES), undefined, 'utf8') + decipher.final('utf8')
       )
     },
+  }
+}
+
+/** Decrypting takes longer than signing, and endpoints are few beside their deliveries. */
+export function cacheOpened(box: SecretBox): (sealed: Uint8Array, owner: string) => string {
+  const opened = new LRUCache<string, string>({ max: 10_000 })
+  return (sealed, owner) => {
+    const key = Buffer.from(sealed).toString('latin1')
+    const known = opened.get(key)
+    if (known !== undefined) return known
+    const secret = box.open(sealed, owner)
+    opened.set(key, secret)
+    return secret
   }
 }
 

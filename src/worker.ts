@@ -1,4 +1,3 @@
-import { LRUCache } from 'lru-cache'
 import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db.ts'
 import type { Sender } from './egress/send.ts'
@@ -10,12 +9,14 @@ import { holdDeliveries } from './flow/hold.ts'
 import { createLanes } from './flow/lanes.ts'
 import { startLoop } from './flow/loop.ts'
 import type { EndpointRules } from './flow/observe.ts'
+import { createTurns, until } from './flow/pacing.ts'
 import { createRecord } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
 import { startTakingBack } from './flow/take-back.ts'
+import { untilRecorded } from './flow/until-recorded.ts'
 import type { Log } from './log.ts'
 import { bossDb, DELIVERIES } from './queue.ts'
-import type { SecretBox } from './secrets.ts'
+import { cacheOpened, type SecretBox } from './secrets.ts'
 
 /** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not cost it. */
 const TOUCH_MS = 3000
@@ -77,7 +78,7 @@ export async function startWorker(deps: {
   const deliver = createDeliver({
     sender: deps.sender,
     record: untilRecorded(createRecord({ pool, boss, rules, log }), log),
-    openSecret: cachedSecrets(deps.secretBox),
+    openSecret: cacheOpened(deps.secretBox),
     headerPrefix: deps.headerPrefix,
     userAgent: deps.userAgent,
     log,
@@ -207,71 +208,5 @@ export async function startWorker(deps: {
       clearInterval(touching)
       await Promise.all([due.unlisten(), held.unlisten()])
     },
-  }
-}
-
-/** Lets `perTurn` callers go on in each turn of the event loop, in order. */
-function createTurns(perTurn: number): () => Promise<void> {
-  const waiting: (() => void)[] = []
-  const run = () => {
-    for (const go of waiting.splice(0, perTurn)) go()
-    if (waiting.length > 0) setImmediate(run)
-  }
-  return () =>
-    new Promise((resolve) => {
-      waiting.push(resolve)
-      if (waiting.length === 1) setImmediate(run)
-    })
-}
-
-/** Waits until `moment` (milliseconds since 1970); rejects with the signal's reason when it aborts first. */
-function until(moment: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const stop = () => {
-      clearTimeout(timer)
-      reject(signal.reason)
-    }
-    const timer = setTimeout(
-      () => {
-        signal.removeEventListener('abort', stop)
-        resolve()
-      },
-      Math.max(0, moment - Date.now()),
-    )
-    if (signal.aborted) stop()
-    else signal.addEventListener('abort', stop)
-  })
-}
-
-/** How long recording is tried again: beyond this the claim has lapsed and another worker has the job. */
-const RECORD_MS = 45_000
-const RECORD_PAUSE_MS = 500
-
-/** What a receiver has answered is worth keeping: while the database is away, recording waits for it. */
-function untilRecorded(record: ReturnType<typeof createRecord>, log: Log): ReturnType<typeof createRecord> {
-  return async (attempt) => {
-    const until = performance.now() + RECORD_MS
-    for (let tries = 1; ; tries++) {
-      try {
-        return await record(attempt)
-      } catch (error) {
-        if (performance.now() > until) throw error
-        if (tries === 1) log.warn({ err: error, delivery_id: attempt.claim.deliveryId }, 'record.waiting')
-        await new Promise((resolve) => setTimeout(resolve, RECORD_PAUSE_MS))
-      }
-    }
-  }
-}
-
-/** Decrypting takes longer than signing, and endpoints are few beside their deliveries. */
-function cachedSecrets(box: SecretBox): (sealed: Uint8Array, claim: Claim) => string {
-  const opened = new LRUCache<string, string>({ max: 10_000 })
-  return (sealed, claim) => {
-    const key = Buffer.from(sealed).toString('latin1')
-    const known = opened.get(key)
-    if (known !== undefined) return known
-    const secret = box.open(sealed, `${claim.tenantId}/${claim.endpointId}`)
-    opened.set(key, secret)
-    return secret
   }
 }

@@ -14,7 +14,7 @@ import { signedHeaders } from './sign.ts'
 export function createDeliver(deps: {
   sender: Sender
   record: (attempt: AttemptRecord) => Promise<Recorded>
-  openSecret: (sealed: Uint8Array, claim: Claim) => string
+  openSecret: (sealed: Uint8Array, owner: string) => string
   headerPrefix: string
   userAgent: string
   log: Log
@@ -33,7 +33,7 @@ export function createDeliver(deps: {
         deliveryId: claim.deliveryId,
         timestampSeconds: Math.floor((Date.now() + claim.clockOffsetMs) / 1000),
         body,
-        secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, claim)),
+        secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, `${claim.tenantId}/${claim.endpointId}`)),
       }),
     }
     const outcome = await deps.sender.send({ url: claim.url, headers, body, signal })
