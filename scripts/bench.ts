@@ -3,6 +3,7 @@ import { availableParallelism } from 'node:os'
 import { resolve } from 'node:path'
 import { parseArgs } from 'node:util'
 import { type BenchDatabase, startDatabase } from './bench/database.ts'
+import { measureHeld } from './bench/held.ts'
 import { type Helper, startHelper } from './bench/helper.ts'
 import { measureNeighbours, printNeighbours } from './bench/neighbours.ts'
 import {
@@ -26,14 +27,15 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
   --only PART,…      of ceilings, publish, drain, both, fanout, latency; ceilings are needed for the ratios;
                      neighbours, which runs only when named: what a tenant, and a tenant's healthy endpoint,
                      notice of another endpoint that hangs, fails, is slow, refuses, is inactive or comes back,
-                     and how ten tenants share a saturated worker (5 minutes; --quick: 2)
+                     and how ten tenants share a saturated worker (6 minutes; --quick: 3);
+                     held, likewise: what publishing and claiming cost beside a million held deliveries (2 minutes)
   --json FILE        writes all figures there
   --apis, --workers  processes of each, default 1
   --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
 `
 
 const USUAL = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'latency']
-const PARTS = [...USUAL, 'neighbours']
+const PARTS = [...USUAL, 'held', 'neighbours']
 
 const { values: flags } = parseArgs({
   options: {
@@ -142,6 +144,10 @@ async function main(): Promise<void> {
     say('latency')
     report.latency = [await measureLatency(bench, null), await measureLatency(bench, 200)]
     noteMemory()
+  }
+  if (parts.includes('held')) {
+    say('with a million held')
+    report.held = await measureHeld(bench)
   }
   if (parts.includes('neighbours')) {
     const helpers = {

@@ -1,6 +1,7 @@
 import postgres from 'postgres'
 import { createClient } from '../demo/client.ts'
 import type { Behaviour } from './crowd.ts'
+import { holdMany } from './held.ts'
 import { type Helper, percentile } from './helper.ts'
 import type { Bench } from './parts.ts'
 
@@ -111,6 +112,8 @@ export async function measureNeighbours(
   for (let n = 0; n < MANY; n++) await many.endpoint(trap, 'many.trap')
   await many.call('POST', '/v1/events', { event_type: 'many.trap', payload: {} })
   scenarios.push(await watch('500 endpoints that hang'))
+  await many.call('POST', '/v1/events', { event_type: 'many.trap', payload: {} })
+  scenarios.push(await watch('500 endpoints that hang, once more'))
   await sql`update waybill.endpoints set is_active = false where tenant_id = 'neighbour-many'`
 
   const held = quick ? 50_000 : 200_000
@@ -123,13 +126,9 @@ export async function measureNeighbours(
 
   say('neighbours: the herd after an outage')
   const port = await helpers.crowd.ask('listen', { kind: 'answer', status: 503, delayMs: 0 })
-  const back = await a.endpoint(port, 'a.outage')
-  const outageSeconds = quick ? 10 : 30
-  // The breaker is open as it would be after minutes of failing; its next probe comes when the outage is over.
-  await sql`
-    insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, breaker_since, next_probe_at, failure_streak, failing_since)
-    values ('neighbour-a', ${back}, 'open', now(), now() + ${outageSeconds} * interval '1 second', 50, now())`
+  await a.endpoint(port, 'a.outage')
   await floodOf('a.outage', 5000)
+  scenarios.push(await watch('an outage, 5,000 deliveries'))
   await helpers.crowd.ask('behave', { port, behaviour: { kind: 'answer', status: 200, delayMs: 5 } })
   const watching = watch('the herd after an outage, 5,000 waiting')
   for (const deadline = Date.now() + 120_000; ((await helpers.crowd.ask('look', port))?.requests ?? 0) < 5000; ) {
@@ -211,22 +210,6 @@ async function untilHeld(sql: postgres.Sql, endpointId: string): Promise<void> {
       where name = 'deliveries' and state < 'active' and start_after > now()`
     await pause(200)
   }
-}
-
-/** Held deliveries as publishing would have left them. */
-async function holdMany(sql: postgres.Sql, tenantId: string, endpointId: string, count: number): Promise<void> {
-  await sql`
-    with made as materialized (
-      select waybill.make_id(now() - n * interval '100 microseconds') as id from generate_series(1, ${count}) n
-    ), events as (
-      insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
-      select ${tenantId}, id, 'a.inactive', '{}', 1 from made
-    )
-    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
-    select ${tenantId}, waybill.make_delivery_id(id), id, ${endpointId}, 'a.inactive', true, now() from made`
-  await sql`
-    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held) values (${tenantId}, ${endpointId}, ${count}, ${count})
-    on conflict (tenant_id, endpoint_id) do update set pending = s.pending + excluded.pending, held = s.held + excluded.held`
 }
 
 export function printNeighbours({ baseline, scenarios, outage, shares }: Neighbours): void {

@@ -1,4 +1,5 @@
 import type { Cost } from './cost.ts'
+import type { HeldRun } from './held.ts'
 import type { Neighbours } from './neighbours.ts'
 import type { BothRun, Ceilings, DrainRun, FanoutRun, LatencyRun, PublishRun } from './parts.ts'
 
@@ -14,6 +15,7 @@ export type Report = {
   both?: BothRun
   fanout?: FanoutRun
   latency?: LatencyRun[]
+  held?: HeldRun
   neighbours?: Neighbours
   /** The most that one process held; of Postgres, all its processes together as seen between the parts. */
   peakMiB?: Record<'api' | 'worker' | 'postgres', number>
@@ -70,6 +72,13 @@ export function printReport(report: Report): void {
     const what = run.rate === null ? 'idle' : `${run.rate}/s open loop`
     add(`publish to receipt, ${what}`, `${times(run.p50, run.p99)}, max ${ms(run.max)}`)
     add(`publish answered, ${what}`, times(run.publishP50, run.publishP99))
+  }
+  if (report.held) {
+    const { held, without, withThem } = report.held
+    const both = (part: 'publish' | 'claim') => `${whole(withThem[part])} µs, with none ${whole(without[part])} µs`
+    const ratio = (part: 'publish' | 'claim') => `${(withThem[part] / without[part]).toFixed(2)} ×`
+    add(`publishing an event beside ${whole(held)} held`, both('publish'), ratio('publish'))
+    add(`claiming a delivery beside ${whole(held)} held`, both('claim'), ratio('claim'))
   }
   const crowd = report.publish?.at(-1)
   if (crowd) addCost(add, `an event at ${crowd.connections} connections`, crowd.cost)
