@@ -10,7 +10,7 @@ import { createDirectory } from './support/directory.ts'
 import { startProxy } from './support/proxy.ts'
 import { startReceiver } from './support/receiver.ts'
 import { routesOf } from './support/routes.ts'
-import { ADMIN_KEY, type Call, createTenant, type Reply, runProgram, startService } from './support/service.ts'
+import { ADMIN_KEY, type Call, createTenant, type Program, runProgram, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const INTERNAL = { ok: false, error: 'internal error' }
@@ -20,7 +20,10 @@ async function start(t: TestContext) {
   const database = await createDatabase(t)
   const proxy = await startProxy(t, database.url)
   const receiver = await startReceiver(t)
-  const service = await startService(t, { databaseUrl: proxy.url, env: { RETRY_DELAY_SECONDS: '1' } })
+  const service = await startService(t, {
+    databaseUrl: proxy.url,
+    env: { RETRY_DELAY_SECONDS: '1', LOG_LEVEL: 'debug' },
+  })
   const tenant = await createTenant(service)
   const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
   const { event_id, delivery_ids } = await tenant.publish()
@@ -29,33 +32,35 @@ async function start(t: TestContext) {
   return { database, proxy, receiver, service, tenant, own }
 }
 
-/** Answers with the reply and the milliseconds that it took. */
-async function timed(asked: Promise<Reply>): Promise<{ reply: Reply; ms: number }> {
-  const began = performance.now()
-  return { reply: await asked, ms: performance.now() - began }
+/**
+ * Fails unless every request until now was answered in time: in 5 seconds, and /health in one. By the service's own clock:
+ * this process has so many requests to make that it may see their answers late.
+ */
+function assertAnsweredInTime(program: Program): void {
+  for (const { msg, path, method, duration_ms } of program.logs) {
+    if (msg !== 'request.answered') continue
+    assert.ok(Number(duration_ms) < (path === '/health' ? 1000 : 5000), `${method} ${path} took ${duration_ms} ms`)
+  }
 }
 
-/** Asks for /health ten times a second until it is told to stop; then fails unless each answer had `status`, in a second. */
+/** Asks for /health ten times a second until it is told to stop; then fails unless each answer had `status`. */
 function watchHealth(call: Call, status: number) {
-  const seen: { reply: Reply; ms: number }[] = []
+  const seen = new Set<number>()
   let stopped = false
   const watching = (async () => {
     while (!stopped) {
-      seen.push(await timed(call('GET', '/health')))
+      seen.add((await call('GET', '/health')).status)
       await new Promise((resolve) => setTimeout(resolve, 100))
     }
   })()
   return async () => {
     stopped = true
     await watching
-    assert.deepEqual([...new Set(seen.map(({ reply }) => reply.status))], [status])
-    const times = seen.map(({ ms }) => ms).sort((a, b) => a - b)
-    // This process has other things to do, too, and may see a few of them late.
-    assert.ok(times[Math.floor(times.length * 0.8)]! < 1000 && times.at(-1)! < 1500, `health took ${times} ms`)
+    assert.deepEqual([...seen], [status])
   }
 }
 
-suite('a database that does not answer', { concurrency: true }, () => {
+suite('a database that does not answer', { concurrency: 2 }, () => {
   test('every request is answered within 5 seconds, and all is well within 5 more when new connections get through', async (t) => {
     const { proxy, receiver, service, tenant, own } = await start(t)
     const routes = routesOf(service, own, tenant.tenantId).filter(({ kind }) => kind !== 'open')
@@ -63,24 +68,18 @@ suite('a database that does not answer', { concurrency: true }, () => {
     const healthWas503 = watchHealth(service.call, 503)
     const publish = () => tenant.call('POST', '/v1/events', { body: { event_type: 'a.b', payload: {} } })
     // More than there are connections, and more than a batch.
-    const flood = Array.from({ length: 300 }, () => timed(publish()))
+    const flood = Array.from({ length: 200 }, publish)
     const answers = await Promise.all(
       routes.map(async ({ name, kind, ask }) => ({
         name,
-        ...(await timed(ask(kind === 'admin' ? ADMIN_KEY : tenant.key))),
+        reply: await ask(kind === 'admin' ? ADMIN_KEY : tenant.key),
       })),
     )
-    for (const { name, reply, ms } of answers) {
-      assert.ok(ms < 5000, `${name} took ${ms} ms`)
-      assert.deepEqual([reply.status, reply.body], [500, INTERNAL], name)
-    }
-    for (const { reply, ms } of await Promise.all(flood)) {
-      assert.ok(ms < 5000, `a publish took ${ms} ms`)
-      assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
-    }
-    const late = await timed(publish())
-    assert.ok(late.reply.status === 500 && late.ms < 5000)
+    for (const { name, reply } of answers) assert.deepEqual([reply.status, reply.body], [500, INTERNAL], name)
+    for (const reply of await Promise.all(flood)) assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
+    assert.equal((await publish()).status, 500)
     await healthWas503()
+    assertAnsweredInTime(service)
 
     const before = receiver.receipts.length
     proxy.thaw()
@@ -111,29 +110,29 @@ suite('a database that does not answer', { concurrency: true }, () => {
         headers: { 'idempotency-key': key },
       })
     const blocked = await Promise.all([
-      ...Array.from({ length: 200 }, (_, n) => timed(publish(`key-${n}`))),
-      ...Array.from({ length: 20 }, () => timed(tenant.call('GET', `/v1/events/${own.event_id}`))),
+      ...Array.from({ length: 200 }, (_, n) => publish(`key-${n}`)),
+      ...Array.from({ length: 20 }, () => tenant.call('GET', `/v1/events/${own.event_id}`)),
     ])
-    for (const { reply, ms } of blocked) {
-      assert.ok(ms < 5000, `it took ${ms} ms`)
-      assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
-    }
+    for (const reply of blocked) assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
     assert.equal((await tenant.call('GET', '/v1/endpoints')).status, 200)
     await healthWas200()
+    assertAnsweredInTime(service)
     release()
     await holding
-    const after = await timed(publish('key-0'))
-    assert.equal(after.reply.status, 202, 'what was answered with 500 was not stored, or it would be 200')
-    assert.ok(after.ms < 2000, `it took ${after.ms} ms`)
+    const unlocked = Date.now()
+    assert.equal((await publish('key-0')).status, 202, 'what was answered with 500 was not stored, or it would be 200')
+    assert.ok(Date.now() - unlocked < 2000, `it took ${Date.now() - unlocked} ms`)
     await receiver.until(2)
   })
 
   test('a database that is read-only acknowledges nothing, and takes events within 5 seconds when it is not', async (t) => {
     const { database, receiver, service, tenant } = await start(t)
     const { sql } = database
+    const name = new URL(database.url).pathname.slice(1)
     const setReadOnly = async (value: 'on' | 'off') => {
-      await sql.unsafe(
-        `alter database ${new URL(database.url).pathname.slice(1)} set default_transaction_read_only = ${value}`,
+      // Our own connections may have become read-only, too.
+      await sql.begin('read write', (tx) =>
+        tx.unsafe(`alter database ${name} set default_transaction_read_only = ${value}`),
       )
       await sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
     }
@@ -158,7 +157,7 @@ suite('a database that does not answer', { concurrency: true }, () => {
     const receiver = await startReceiver(t)
     const program = runProgram(t, {
       cwd,
-      env: { HOST: '127.0.0.1', PORT: '0', EGRESS_ALLOW: '127.0.0.0/8', ADMIN_API_KEY: ADMIN_KEY },
+      env: { HOST: '127.0.0.1', PORT: '0', EGRESS_ALLOW: '127.0.0.0/8', ADMIN_API_KEY: ADMIN_KEY, LOG_LEVEL: 'debug' },
     })
     const url = `http://127.0.0.1:${(await program.logged('service.ready', 60_000)).port}`
     const tenant = await createTenant({ url })
@@ -176,21 +175,18 @@ suite('a database that does not answer', { concurrency: true }, () => {
     signalAll('SIGSTOP')
     const keys = Array.from({ length: 20 }, (_, n) => `key-${n}`)
     const publish = (key: string) =>
-      timed(
-        tenant.call('POST', '/v1/events', {
-          body: { event_type: 'a.b', payload: {} },
-          headers: { 'idempotency-key': key },
-        }),
-      )
-    for (const { reply, ms } of await Promise.all(keys.map(publish))) {
+      tenant.call('POST', '/v1/events', {
+        body: { event_type: 'a.b', payload: {} },
+        headers: { 'idempotency-key': key },
+      })
+    for (const reply of await Promise.all(keys.map(publish)))
       assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
-      assert.ok(ms < 5000, `it took ${ms} ms`)
-    }
+    assertAnsweredInTime(program)
     signalAll('SIGCONT')
     await waitFor(async () => (await tenant.call('GET', '/health')).status === 200, { timeoutMs: 5000 })
     const events = new Set<string>()
     for (const key of keys) {
-      const { reply } = await publish(key)
+      const reply = await publish(key)
       // Some of them were on their way already, and were stored when Postgres went on.
       assert.ok(reply.status === 200 || reply.status === 202, reply.text)
       events.add(reply.body.event_id)
