@@ -2,13 +2,14 @@ import { AppError } from '../errors.ts'
 
 /** What the bodies of the requests under way may come to. As text, parsed and on its way to the database, one takes some five times its size. */
 const BODY_BYTES = 32 * 1024 * 1024
-/** A short wait costs a client less than an error; behind this many it would not be short. */
+/** A short wait costs a client less than an error, so this many wait for as long as this; more would wait in vain. */
 const MAX_WAITING = 1000
+const MAX_WAIT_MS = 1000
 
 export type Room = {
   /**
    * Runs `work` once there is room for its `bytes`, first come, first served; what waits is not read from its socket, so
-   * that its sender has to wait as well. Throws `service overloaded` when too many wait already.
+   * that its sender has to wait as well. Throws `service overloaded` when too many wait already, or it has waited for a second.
    */
   hold<Result>(bytes: number, work: () => Promise<Result>): Promise<Result>
 }
@@ -34,8 +35,13 @@ export function createRoom(): Room {
   return {
     async hold(bytes, work) {
       if (waiting.length >= MAX_WAITING) throw new AppError('overloaded')
-      await new Promise<void>((enter) => {
-        waiting.push({ bytes, enter })
+      await new Promise<void>((resolve, reject) => {
+        const entry = { bytes, enter: () => (clearTimeout(timer), resolve()) }
+        const timer = setTimeout(() => {
+          waiting.splice(waiting.indexOf(entry), 1)
+          reject(new AppError('overloaded'))
+        }, MAX_WAIT_MS)
+        waiting.push(entry)
         admit()
       })
       try {
