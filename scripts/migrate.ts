@@ -1,4 +1,5 @@
 import { ConfigError, readConfig } from '../src/config.ts'
+import { untilReachable } from '../src/db.ts'
 import { startEmbedded } from '../src/embedded.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
@@ -10,7 +11,9 @@ try {
   const log = createLog(config.LOG_LEVEL)
   const embedded = config.DATABASE_URL ? null : await startEmbedded('.waybill', log)
   try {
-    await migrate(config.DATABASE_URL ?? embedded?.url ?? '', log, queueSettings(config))
+    const url = config.DATABASE_URL ?? embedded?.url ?? ''
+    await untilReachable(url, log)
+    await migrate(url, log, queueSettings(config))
     log.info('migrate.done')
   } finally {
     await embedded?.stop()

@@ -66,6 +66,36 @@ export function watchListening(pool: Pool): () => void {
   return () => clearInterval(timer)
 }
 
+/** How long a start waits for a database that is not there yet; whoever supervises the process may then start it anew. */
+const START_PATIENCE_MS = 60_000
+const START_PAUSE_MS = 500
+/** Of SQLSTATE: the database is starting, stopping, or out of connections. */
+const PASSING = ['57P03', '57P01', '53300']
+
+/**
+ * Resolves when the database answers, so that it makes no difference who of the two starts first. Throws what it says when
+ * it refuses (wrong password, no such database), and the last failure when it has not been there for a minute.
+ */
+export async function untilReachable(url: string, log: Log): Promise<void> {
+  const until = performance.now() + START_PATIENCE_MS
+  for (let tries = 1; ; tries++) {
+    const pool = openDb(url, { log, name: 'start', max: 1 })
+    // Its failure would be nobody's to catch (learnTypes).
+    pool.options.fetch_types = false
+    try {
+      await pool`select 1`
+      return
+    } catch (error) {
+      const refused = error instanceof postgres.PostgresError && !PASSING.includes(error.code)
+      if (refused || performance.now() > until) throw error
+      if (tries % 10 === 1) log.warn({ err: error }, 'database.waiting')
+    } finally {
+      await pool.end({ timeout: 0 })
+    }
+    await new Promise((resolve) => setTimeout(resolve, START_PAUSE_MS))
+  }
+}
+
 /**
  * The driver asks for the array types on every new connection, and nobody catches the failure of that query: a database
  * lost at that moment would end the process. They are the same for the whole pool, so they are asked for once, here.

@@ -1,6 +1,6 @@
 import { readFile } from 'node:fs/promises'
 import type { Config } from './config.ts'
-import { learnTypes, openDb, type Pool, watchListening } from './db.ts'
+import { learnTypes, openDb, type Pool, untilReachable, watchListening } from './db.ts'
 import { createSender } from './egress/send.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
@@ -53,6 +53,7 @@ export async function startService(options: {
 }): Promise<Service> {
   const { config, database, mode, log, releasers } = options
   const version = await readVersion()
+  await untilReachable(database.url, log)
   if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
   const secretBox = createSecretBox(database.encryptionKeys)
   const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }): Pool => {
