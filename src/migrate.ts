@@ -14,9 +14,8 @@ const LOCK = 0x5741_5942
  * nothing to do. Throws what Postgres throws; a failed file leaves no trace.
  */
 export async function migrate(url: string, log: Log, settings: QueueSettings): Promise<void> {
-  const pool = openDb(url, { log, name: 'migrate', max: 1 })
+  const pool = openDb(url, { log, name: 'migrate', max: 1, patienceMs: 0 })
   try {
-    await pool`set statement_timeout = 0`
     await pool`select pg_advisory_lock(${LOCK})`
     await pool`create schema if not exists waybill`
     await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
