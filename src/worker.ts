@@ -87,7 +87,8 @@ export async function startWorker(deps: {
   async function attempt(claim: Claim): Promise<void> {
     try {
       if (claim.startAt !== null) await until(claim.startAt, closing.signal)
-      await turn()
+      // It may hang, and have no connection yet.
+      if (lanes.pace(claim.endpointId) === 0) await turn()
       const { held } = await deliver(claim, interrupt.signal)
       if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
     } catch (error) {

@@ -19,31 +19,38 @@ export function createRoom(): Room {
   let taken = 0
   const waiting: { bytes: number; enter: () => void }[] = []
 
-  /** Lets in whoever is first, as long as there is room; a body larger than all of it goes in alone. */
+  /** A body larger than all of it goes in alone. */
+  const hasRoom = (bytes: number) => taken === 0 || taken + bytes <= BODY_BYTES
+
+  /** Lets in whoever is first, as long as there is room. */
   function admit(): void {
-    for (
-      let next = waiting[0];
-      next !== undefined && (taken === 0 || taken + next.bytes <= BODY_BYTES);
-      next = waiting[0]
-    ) {
+    for (let next = waiting[0]; next !== undefined && hasRoom(next.bytes); next = waiting[0]) {
       taken += next.bytes
       waiting.shift()
       next.enter()
     }
   }
 
+  function waitFor(bytes: number): Promise<void> {
+    if (waiting.length >= MAX_WAITING) throw new AppError('overloaded')
+    return new Promise((resolve, reject) => {
+      const timer = setTimeout(() => {
+        waiting.splice(waiting.indexOf(entry), 1)
+        reject(new AppError('overloaded'))
+      }, MAX_WAIT_MS)
+      const enter = () => {
+        clearTimeout(timer)
+        resolve()
+      }
+      const entry = { bytes, enter }
+      waiting.push(entry)
+    })
+  }
+
   return {
     async hold(bytes, work) {
-      if (waiting.length >= MAX_WAITING) throw new AppError('overloaded')
-      await new Promise<void>((resolve, reject) => {
-        const entry = { bytes, enter: () => (clearTimeout(timer), resolve()) }
-        const timer = setTimeout(() => {
-          waiting.splice(waiting.indexOf(entry), 1)
-          reject(new AppError('overloaded'))
-        }, MAX_WAIT_MS)
-        waiting.push(entry)
-        admit()
-      })
+      if (waiting.length === 0 && hasRoom(bytes)) taken += bytes
+      else await waitFor(bytes)
       try {
         return await work()
       } finally {
