@@ -149,7 +149,7 @@ async function indexClaims(boss: PgBoss, table: string): Promise<void> {
   await boss.getDb().executeSql(`do $$ begin
     -- Asked first, because \`if not exists\` would wait for writers before it looks.
     if to_regclass('pgboss.deliveries_claimed') is null then
-      create index if not exists deliveries_claimed on ${table} (heartbeat_on) where state = 'active';
+      create index if not exists deliveries_claimed on ${table} (heartbeat_on) where state = 'active' and heartbeat_on is not null;
     end if;
   end $$`)
 }
