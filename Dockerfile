@@ -18,4 +18,4 @@ EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
   CMD ["node", "-e", "fetch(`http://127.0.0.1:${process.env.PORT ?? 8080}/health`).then((r) => process.exit(r.ok ? 0 : 1), () => process.exit(1))"]
 # A third less memory at the same speed: what is young dies young here.
-ENTRYPOINT ["node", "--max-semi-space-size=8", "dist/main.js"]
+ENTRYPOINT ["node", "--max-semi-space-size=16", "dist/main.js"]
