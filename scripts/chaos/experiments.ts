@@ -3,6 +3,7 @@ import { clockExperiments } from './clock.ts'
 import { databaseExperiments } from './database.ts'
 import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
+import { queueExperiments } from './queue.ts'
 import { workerExperiments } from './workers.ts'
 
 /** All of them, in the order in which they are run. */
@@ -12,4 +13,5 @@ export const EXPERIMENTS: Experiment[] = [
   ...databaseExperiments,
   ...durabilityExperiments,
   ...clockExperiments,
+  ...queueExperiments,
 ].sort((a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)))
