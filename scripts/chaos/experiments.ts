@@ -4,6 +4,7 @@ import { databaseExperiments } from './database.ts'
 import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
 import { queueExperiments } from './queue.ts'
+import { soakExperiments } from './soak.ts'
 import { workerExperiments } from './workers.ts'
 
 /** All of them, in the order in which they are run. */
@@ -14,4 +15,5 @@ export const EXPERIMENTS: Experiment[] = [
   ...durabilityExperiments,
   ...clockExperiments,
   ...queueExperiments,
+  ...soakExperiments,
 ].sort((a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)))

@@ -86,7 +86,8 @@ export function createFleet(scope: Scope, databaseUrl: string, env: Record<strin
   }
 }
 
-function openFiles(pid: number): number | null {
+/** How many file descriptors a process has open; null when it is gone. */
+export function openFiles(pid: number): number | null {
   try {
     return readdirSync(`/proc/${pid}/fd`).length
   } catch {

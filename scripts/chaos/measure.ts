@@ -64,4 +64,13 @@ export function watchHealth(world: World) {
   }
 }
 
+/** The table of the jobs. Its dead rows are counted since the last crash of Postgres. */
+export async function jobTable({ database: { sql } }: World) {
+  const [table] = await sql<{ live: number; dead: number; kib: number }[]>`
+    select n_live_tup::int as live, n_dead_tup::int as dead, (pg_relation_size(relid) / 1024)::int as kib
+    from pg_stat_user_tables
+    where relid = (select format('pgboss.%I', table_name)::regclass from pgboss.queue where name = 'deliveries')`
+  return table!
+}
+
 export const round = (value: number) => Math.round(value * 100) / 100
