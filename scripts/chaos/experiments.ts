@@ -4,6 +4,7 @@ import { databaseExperiments } from './database.ts'
 import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
 import { queueExperiments } from './queue.ts'
+import { raceExperiments } from './races.ts'
 import { soakExperiments } from './soak.ts'
 import { workerExperiments } from './workers.ts'
 
@@ -15,5 +16,6 @@ export const EXPERIMENTS: Experiment[] = [
   ...durabilityExperiments,
   ...clockExperiments,
   ...queueExperiments,
+  ...raceExperiments,
   ...soakExperiments,
 ].sort((a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)))
