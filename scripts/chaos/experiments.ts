@@ -6,6 +6,7 @@ import type { Experiment } from './experiment.ts'
 import { queueExperiments } from './queue.ts'
 import { raceExperiments } from './races.ts'
 import { soakExperiments } from './soak.ts'
+import { upkeepExperiments } from './upkeep.ts'
 import { workerExperiments } from './workers.ts'
 
 /** All of them, in the order in which they are run. */
@@ -17,5 +18,6 @@ export const EXPERIMENTS: Experiment[] = [
   ...clockExperiments,
   ...queueExperiments,
   ...raceExperiments,
+  ...upkeepExperiments,
   ...soakExperiments,
 ].sort((a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)))

@@ -1,0 +1,142 @@
+import { waitFor } from '../../test/support/wait.ts'
+import { percentile } from '../bench/helper.ts'
+import type { Experiment } from './experiment.ts'
+import type { Running } from './fleet.ts'
+import { jobTable, resentAfter, round, slowAtFirst } from './measure.ts'
+import { sleep } from './publisher.ts'
+import type { World } from './world.ts'
+
+const CALM_MS = 8000
+
+const pinned: Experiment = {
+  id: 'F38',
+  title: 'an old snapshot held open: nothing is vacuumed',
+  async run(world) {
+    const { sql } = world.database
+    const heldMs = world.quick ? 20_000 : 40_000
+    const load = world.load({ rate: 80 })
+    // Plans, connections and caches are made in the first seconds.
+    await sleep(3000)
+    const begun = Date.now()
+    await sleep(CALM_MS)
+    const held = Date.now()
+    const dead = await sql.begin('isolation level repeatable read', async (snapshot) => {
+      await snapshot`select count(*) from waybill.tenants`
+      await sleep(heldMs)
+      return (await jobTable(world)).dead
+    })
+    const released = Date.now()
+    await load.stop()
+    await world.quiesce()
+    const [calm, old] = [latencies(world, begun, held), latencies(world, released - CALM_MS, released)]
+    const slower = percentile(old, 0.5) / percentile(calm, 0.5)
+    return {
+      figures: {
+        held_s: heldMs / 1000,
+        dead_jobs: dead,
+        publish_to_receipt_p50_ms: percentile(old, 0.5),
+        p50_ms_before: percentile(calm, 0.5),
+        p99_ms: percentile(old, 0.99),
+        p99_ms_before: percentile(calm, 0.99),
+        times: round(slower),
+      },
+      conditions: {
+        'what has gone through the queue is still in its table': dead > world.ledger.receipts.length / 2,
+        'from publish to receipt it takes at most 3 times as long, in the middle': slower <= 3,
+      },
+    }
+  },
+}
+
+/** Milliseconds from the requests to publish of a while to each of their receipts, in order of length. */
+function latencies(world: World, from: number, to: number): number[] {
+  const asked = new Map(world.published.map(({ eventId, tries }) => [eventId, tries[0]?.at ?? 0]))
+  return world.ledger.receipts
+    .map(({ eventId, at }) => ({ since: asked.get(eventId) ?? 0, at }))
+    .filter(({ since }) => since >= from && since < to)
+    .map(({ since, at }) => at - since)
+    .sort((a, b) => a - b)
+}
+
+const WORKERS = 3
+/** How often the schedules are looked at. */
+const CRON_SECONDS = 30
+
+const bereft: Experiment = {
+  id: 'F39',
+  title: 'kill -9 of the worker that does what one does for all',
+  setup: { workers: 0 },
+  async run(world) {
+    const rounds = world.quick ? 1 : 3
+    await noteUpkeep(world)
+    const names = new Map<string, Running>()
+    const startNamed = async () => {
+      const name = `waybill worker ${names.size}`
+      const url = new URL(world.database.url)
+      url.searchParams.set('application_name', name)
+      names.set(name, await world.fleet.start('worker', { databaseUrl: url.href }))
+    }
+    while (names.size < WORKERS) await startNamed()
+    slowAtFirst(world, 500)
+    world.load({ rate: 20 })
+    const supervised: number[] = []
+    const late: number[] = []
+    const resent: number[] = []
+    for (let nth = 0; nth < rounds; nth++) {
+      const since = Date.now()
+      const leader = await waitFor(async () => (await upkeepSince(world, 'cron', since))[0], {
+        timeoutMs: 60_000,
+        what: 'a worker to look at the schedules',
+      })
+      await sleep(world.random.integer(0, 1000))
+      const worker = names.get(leader.worker)
+      if (worker === undefined) throw new Error(`${leader.worker} is none of the workers`)
+      const orphans = world.ledger.open()
+      const at = Date.now()
+      await world.fleet.kill(worker)
+      world.fault(at)
+      const first = async (work: string) => {
+        const [next] = await upkeepSince(world, work, at + 100)
+        return next && (next.at - at) / 1000
+      }
+      const taken = async () => (await first('cron')) !== undefined && (await first('supervision')) !== undefined
+      await waitFor(taken, { timeoutMs: 60_000, intervalMs: 500, what: 'another worker to take over' })
+      supervised.push((await first('supervision'))!)
+      late.push((await first('cron'))! - CRON_SECONDS + (at - leader.at) / 1000)
+      resent.push(...resentAfter(world, orphans, at).filter(Number.isFinite))
+      await startNamed()
+    }
+    await world.quiesce()
+    return {
+      figures: {
+        kills: rounds,
+        queue_supervised_after_max_s: round(Math.max(...supervised)),
+        schedules_late_max_s: round(Math.max(...late)),
+        resent_max_s: round(Math.max(0, ...resent)),
+      },
+      conditions: {
+        'another worker looks after the queue within 30 s': Math.max(...supervised) <= 30,
+        'and after the schedules within 5 s of when it is time': Math.max(...late) <= 5,
+      },
+    }
+  },
+}
+
+/** Lets the database note which worker looks after the queue and the schedules, and when. */
+const noteUpkeep = ({ database: { sql } }: World) =>
+  sql.unsafe(`
+    create table public.upkeep (work text, worker text, at timestamptz default clock_timestamp());
+    create function public.note() returns trigger language plpgsql as $$ begin
+      insert into public.upkeep values (tg_argv[0], current_setting('application_name'));
+      return null;
+    end $$;
+    create trigger note after update of cron_on on pgboss.version for each row execute function public.note('cron');
+    create trigger note after update of monitor_claim_on on pgboss.queue for each row execute function public.note('supervision')`)
+
+async function upkeepSince({ database: { sql } }: World, work: string, since: number) {
+  const rows = await sql<{ worker: string; at: Date }[]>`
+    select worker, at from public.upkeep where work = ${work} and at > ${new Date(since)} order by at`
+  return rows.map(({ worker, at }) => ({ worker, at: at.getTime() }))
+}
+
+export const upkeepExperiments = [pinned, bereft]
