@@ -171,14 +171,15 @@ const enqueueNew = (table: string) => `
 
 /**
  * pg-boss's own statements as functions, for our functions to call: `enqueue(jobs)` takes jobs as JSON, `fetch_jobs` the
- * bounds of their priorities and how many, `finish_jobs` the queue, the jobs' ids and their fences (`id:retry count`).
- * The last two are planned anew each time: a plan from when the queue was empty would walk it from end to end. And jobs
+ * bounds of their priorities and how many, `finish_jobs` and `fail_jobs` the queue, the jobs' ids and their fences
+ * (`id:retry count`), before which the latter has what went wrong. All but the first are planned anew each time: a plan from when the queue was empty would walk it from end to end. And jobs
  * are fetched by index alone: a queue grows faster than its statistics, and a planner that takes it for empty would sort
  * the whole backlog at every fetch (49 ms with 50,000 jobs, 2 ms by index).
  */
 async function callables(boss: PgBoss): Promise<string> {
   const enqueue = await capture((db) => boss.insert(DELIVERIES, [], { db }))
   const finish = await capture((db) => boss.deleteJob(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], { db }))
+  const fail = await capture((db) => boss.fail(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], null, { db }))
   const batchSize = 987_654
   const fetch = await capture((db) => boss.fetch(DELIVERIES, { batchSize, minPriority: 0, maxPriority: 1, db }))
   if (!fetch.includes(`LIMIT ${batchSize}`)) throw new Error('this version of pg-boss fetches in another way')
@@ -199,6 +200,12 @@ async function callables(boss: PgBoss): Promise<string> {
     #variable_conflict use_column
     begin
       return query ${finish};
+    end $callable$;
+    create or replace function waybill.fail_jobs(text, uuid[], jsonb, text[]) returns table (count bigint, ids uuid[]) language plpgsql
+    set plan_cache_mode = force_custom_plan set enable_seqscan = off as $callable$
+    #variable_conflict use_column
+    begin
+      return query ${fail};
     end $callable$;`
 }
 
@@ -221,8 +228,3 @@ export const bossDb = (sql: Db) => ({
     rows: await sql.unsafe(text, values as any[], { prepare: true }),
   }),
 })
-
-/**
- * The ids that a fenced settle really touched: what pg-boss's own workers go by, though its types keep it to themselves.
- */
-export const settledIds = (response: object): string[] => (response as { settled?: string[] }).settled ?? []

@@ -21,8 +21,6 @@ import { cacheOpened, type SecretBox } from './secrets.ts'
 /** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not cost it. */
 const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
-/** However fast an endpoint is, this share of the slots at most is its own: it may hang the next moment. */
-const TRUSTED_SHARE = 0.75
 const DEAD_LETTER_POLL_MS = 500
 const MOST_CHORES = 2
 /** Opening a connection takes as long as several requests: what arrives meanwhile gets its turn in between. */
@@ -70,11 +68,7 @@ export async function startWorker(deps: {
   const attempts = new Set<Promise<void>>()
   const turn = createTurns(STARTS_A_TURN)
   const chores = new Set<Promise<void>>()
-  const lanes = createLanes({
-    cap: rules.cap,
-    trusted: Math.floor(deps.concurrency * TRUSTED_SHARE),
-    slots: deps.concurrency,
-  })
+  const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
   const deliver = createDeliver({
     sender: deps.sender,
     record: untilRecorded(createRecord({ pool, boss, rules, log }), log),
@@ -84,12 +78,12 @@ export async function startWorker(deps: {
     log,
   })
 
-  async function attempt(claim: Claim): Promise<void> {
+  async function attempt(claim: Claim, answered: () => void): Promise<void> {
     try {
       if (claim.startAt !== null) await until(claim.startAt, closing.signal)
       // It may hang, and have no connection yet.
       if (lanes.pace(claim.endpointId) === 0) await turn()
-      const { held } = await deliver(claim, interrupt.signal)
+      const { held } = await deliver(claim, interrupt.signal, answered)
       if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
     } catch (error) {
       if (error === SHUTTING_DOWN) await handBack([claim])
@@ -98,13 +92,16 @@ export async function startWorker(deps: {
     }
   }
 
-  /** Attempts a claim, then whatever waits for the same endpoint. */
+  /** Attempts a claim, and whatever waits for the same endpoint as soon as the request is over. */
   function start(claim: Claim): void {
-    const done = attempt(claim).finally(() => {
-      attempts.delete(done)
-      letGo([claim])
+    const goOn = () => {
       const next = interrupt.signal.aborted ? undefined : lanes.next(claim)
       if (next !== undefined) start(next)
+    }
+    const done = attempt(claim, goOn).finally(() => {
+      attempts.delete(done)
+      letGo([claim])
+      goOn()
     })
     attempts.add(done)
   }
@@ -133,7 +130,7 @@ export async function startWorker(deps: {
 
   async function hold(held: Claim[]): Promise<void> {
     letGo(held)
-    await holdDeliveries(pool, boss, held, { counted: true })
+    await holdDeliveries(pool, held, { counted: true })
   }
 
   /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */
@@ -162,7 +159,7 @@ export async function startWorker(deps: {
       if (full.length + unsendable.length + obsolete.length > 0) {
         await aside(async () => {
           if (full.length > 0) await hold(full)
-          if (unsendable.length > 0) await holdDeliveries(pool, boss, unsendable)
+          if (unsendable.length > 0) await holdDeliveries(pool, unsendable)
           const jobs = obsolete.map(({ job }) => job)
           if (jobs.length > 0) await boss.deleteJob(DELIVERIES, jobs, { db: bossDb(pool) })
         })

@@ -109,11 +109,3 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
 export async function unclaim(sql: Db, claims: Claim[]): Promise<void> {
   await sql`select waybill.unclaim(${claims.map(({ job }) => job.id)}::uuid[], ${claims.map(({ job }) => job.retryCount)}::int[])`
 }
-
-/** Gives places in the month back for attempts that were counted and then not made. */
-export async function refundAttempts(sql: Db, tenantIds: string[]): Promise<void> {
-  await sql`
-    update waybill.usage u set count = u.count - r.n
-    from (select tenant_id, count(*) as n from unnest(${tenantIds}::text[]) as t (tenant_id) group by tenant_id order by tenant_id) r
-    where u.tenant_id = r.tenant_id and u.month = date_trunc('month', now() at time zone 'utc')::date and u.metric = 'attempts'`
-}

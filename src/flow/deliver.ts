@@ -7,9 +7,9 @@ import { judge } from './retry.ts'
 import { signedHeaders } from './sign.ts'
 
 /**
- * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function resolves once the
- * attempt is recorded, with what followed from it, and rejects with the signal's reason when `signal` interrupts the request: then there is nothing
- * to record, and the claim should be handed back.
+ * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when
+ * the request is over, resolves once the attempt is recorded, with what followed from it, and rejects with the signal's
+ * reason when `signal` interrupts the request: then there is nothing to record, and the claim should be handed back.
  */
 export function createDeliver(deps: {
   sender: Sender
@@ -18,8 +18,8 @@ export function createDeliver(deps: {
   headerPrefix: string
   userAgent: string
   log: Log
-}): (claim: Claim, signal: AbortSignal) => Promise<Recorded> {
-  return async function deliver(claim, signal) {
+}): (claim: Claim, signal: AbortSignal, answered: () => void) => Promise<Recorded> {
+  return async function deliver(claim, signal, answered) {
     if (!claim.withinQuota) {
       return await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
     }
@@ -37,6 +37,7 @@ export function createDeliver(deps: {
       }),
     }
     const outcome = await deps.sender.send({ url: claim.url, headers, body, signal })
+    answered()
     const verdict = judge(outcome, new Date(Date.now() + claim.clockOffsetMs))
     const recorded = await deps.record({ claim, outcome, verdict })
     deps.log.info(attemptLine(claim, outcome, recorded), 'delivery.attempted')

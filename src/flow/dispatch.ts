@@ -25,7 +25,9 @@ export function startDispatcher(options: {
   const inHand = { first: 0, retry: 0 }
   /** Whether the last fetch found all that it asked for. */
   const backlog = { first: false, retry: false }
-  let lastRetryLook = 0
+  /** Whether there may be first attempts that no fetch has looked for. */
+  let announced = true
+  let lastLook = 0
 
   function take(kind: Kind): () => void {
     let taken = true
@@ -34,36 +36,41 @@ export function startDispatcher(options: {
       if (!taken) return
       taken = false
       inHand[kind]--
-      if (backlog.first || backlog.retry) loop.wake()
+      if (announced || backlog.first || backlog.retry) loop.wake()
     }
   }
 
   async function fetch(kind: Kind, room: number): Promise<void> {
     const max = Math.min(Math.floor(room), MAX_BATCH)
     if (max <= 0) return
+    if (kind === 'first') announced = false
     const found = await options.fetch(kind, max, () => take(kind))
     backlog[kind] = found >= max
   }
 
+  const free = () => slots - inHand.first - inHand.retry
+  const freeForRetries = () => Math.min(free(), Math.floor(Math.max(1, slots / (backlog.first ? 4 : 2))) - inHand.retry)
+
   async function run(): Promise<boolean> {
-    const free = () => slots - inHand.first - inHand.retry
-    if (free() <= 0) {
-      // What woke us may be there still when a slot is free again.
-      backlog.first = true
-      return false
-    }
+    if (free() <= 0) return false
     if (free() < MAX_BATCH / 4 && (backlog.first || backlog.retry))
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
-    const mustLook = Date.now() - lastRetryLook >= POLL_MS
-    const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
-    await fetch('first', free() - Math.max(share, mustLook ? 1 : 0))
-    if ((backlog.retry || mustLook) && free() > 0) {
-      lastRetryLook = Date.now()
-      await fetch('retry', Math.min(free(), Math.max(1, slots / (backlog.first ? 4 : 2)) - inHand.retry))
+    const mustLook = Date.now() - lastLook >= POLL_MS
+    if (mustLook) lastLook = Date.now()
+    if (announced || backlog.first || mustLook) {
+      const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
+      await fetch('first', free() - Math.max(share, mustLook ? 1 : 0))
     }
-    return (backlog.first || backlog.retry) && free() > 0
+    if (backlog.retry || mustLook) await fetch('retry', freeForRetries())
+    return (backlog.first && free() > 0) || (backlog.retry && freeForRetries() > 0)
   }
 
   const loop = startLoop({ name: 'dispatch', run, idleMs: POLL_MS, log: options.log })
-  return loop
+  return {
+    ...loop,
+    wake() {
+      announced = true
+      loop.wake()
+    },
+  }
 }

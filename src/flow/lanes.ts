@@ -23,7 +23,7 @@ type Lane = {
 export type Lanes = {
   /** `start` it now, let it `wait` here for its turn, or `full`: it has to be held. */
   admit(claim: Claim): 'start' | 'wait' | 'full'
-  /** An attempt has ended: answers the claim that takes its place, if one waits. */
+  /** An attempt's request is over: answers the claim that takes its place, if one waits. Said again, it means nothing. */
   next(claim: Claim): Claim | undefined
   /** Claims that would have to wait longer than was foreseen; they are no longer waiting afterwards. */
   takeStale(now: number): Claim[]
@@ -45,14 +45,15 @@ export type Lanes = {
 
 /**
  * The attempts under way in this process, by endpoint, such that no endpoint takes the worker from the others:
- * - at most `cap` at once, and at most a quarter of the slots in which no other is stuck. A slot is stuck when its lane does not turn
- *   it over within a window; so each endpoint that hangs takes less than the one before, and leaves room for others;
+ * - at most `cap` requests at once;
+ * - and at most a quarter of the slots in which no other is stuck. A slot is stuck when its lane does not turn it over within
+ *   a window; so each endpoint that hangs takes less than the one before, and leaves room for others. One that keeps
+ *   finishing has what its pace asks for: it is never slowed;
  * - the endpoints of one tenant that do not turn theirs over, together at most half of what others leave;
- * - an endpoint that keeps finishing gets more with its pace, up to `trusted`: it is never slowed;
  * - others wait here only as long as the endpoint is fast enough to come to them soon; what does not fit is held, so a
  *   slow endpoint fills neither the slots nor the memory.
  */
-export function createLanes({ cap, trusted, slots }: { cap: number; trusted: number; slots: number }): Lanes {
+export function createLanes({ cap, slots }: { cap: number; slots: number }): Lanes {
   const lanes = new Map<string, Lane>()
   let stuck = { at: 0, count: 0, byTenant: new Map<string, number>() }
 
@@ -115,8 +116,7 @@ export function createLanes({ cap, trusted, slots }: { cap: number; trusted: num
   }
 
   /** What may be under way at once. */
-  const limitOf = (lane: Lane, now: number) =>
-    Math.max(Math.min(trusted, paceOf(lane, now)), Math.min(cap, share(lane, now)))
+  const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
 
   /** Nothing has been under way for long: there is no telling yet how fast the endpoint is. */
   function isFresh(lane: Lane, now: number): boolean {
@@ -149,7 +149,7 @@ export function createLanes({ cap, trusted, slots }: { cap: number; trusted: num
       const lane = laneOf(claim.endpointId)
       const now = Date.now()
       const lasted = now - (lane.started.get(claim) ?? now)
-      lane.started.delete(claim)
+      if (!lane.started.delete(claim)) return undefined
       paceOf(lane, now)
       // What a deadline has ended says nothing about how many more the endpoint could take.
       if (lasted <= WINDOW_MS) lane.window.finished++

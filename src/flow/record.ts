@@ -3,10 +3,10 @@ import type { Db, Pool } from '../db.ts'
 import type { Outcome } from '../egress/send.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
-import { type Claim, refundAttempts } from './claim.ts'
+import type { Claim } from './claim.ts'
 import { type EndpointRules, lockStandings, observeEndpoints, type Standing, type StateChange } from './observe.ts'
 import type { Verdict } from './retry.ts'
-import { type Result, settleJobs } from './settle.ts'
+import { announceDeadLetters, fenceOf, type Result, settleFailed } from './settle.ts'
 
 /** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
 export type AttemptRecord =
@@ -24,32 +24,34 @@ export type Recorded = {
 const MAX_BATCH = 100
 
 /**
- * Recording attempts, in natural batches: settle the jobs, then the attempts, deliveries and counters of those whose claim
- * still held, then what follows for their endpoints. A worker that was thought dead changes nothing. Where all were
+ * Recording attempts, in natural batches: the jobs, then the attempts, deliveries and counters of those whose claim still
+ * held, then what follows for their endpoints. A worker that was thought dead changes nothing. Where all were
  * delivered, which is the rule, it is one statement; else one transaction.
  */
 export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRules; log: Log }) {
   const { pool, boss, rules } = deps
 
   async function recordDelivered(attempts: AttemptRecord[]): Promise<Stored> {
-    const delivered = attempts.map((attempt): Result => ({ ...attempt, ending: 'delivered', nextAttemptAt: null }))
-    const standings = await store(pool, delivered, { settled: false })
-    const settled = new Set(standings.flatMap((standing) => standing.settled))
-    const results = delivered.filter(({ claim }) => settled.has(claim.deliveryId))
+    const stored = await store(
+      pool,
+      attempts.map((attempt) => ({ ...attempt, ending: 'delivered', nextAttemptAt: null })),
+    )
     // A success moves a breaker that is not closed. Should this process end between the two, the next one does.
-    const changes = standings.every(({ breaker }) => breaker === 'closed')
+    const changes = stored.standings.every(({ breaker }) => breaker === 'closed')
       ? []
-      : await pool.begin(async (sql) => observeEndpoints(sql, await lockStandings(sql, standings), results, rules))
-    return { results, standings, changes }
+      : await pool.begin(async (sql) =>
+          observeEndpoints(sql, await lockStandings(sql, stored.standings), stored.results, rules),
+        )
+    return { ...stored, changes }
   }
 
   async function recordAny(attempts: AttemptRecord[]): Promise<Stored> {
     return await pool.begin(async (sql) => {
-      const results = await settleJobs(sql, boss, attempts)
-      const standings = results.length > 0 ? await store(sql, results, { settled: true }) : []
-      const unmade = results.filter(({ outcome }) => outcome === null).map(({ claim }) => claim.tenantId)
-      if (unmade.length > 0) await refundAttempts(sql, unmade)
-      return { results, standings, changes: await observeEndpoints(sql, standings, results, rules) }
+      const stored = await store(sql, await settleFailed(sql, attempts))
+      await announceDeadLetters(sql, boss, stored.results)
+      const unmade = stored.results.filter(({ outcome }) => outcome === null).map(({ claim }) => claim.tenantId)
+      if (unmade.length > 0) await sql`select waybill.refund_attempts(${unmade}::text[])`
+      return { ...stored, changes: await observeEndpoints(sql, stored.standings, stored.results, rules) }
     })
   }
 
@@ -74,20 +76,20 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
   })
 }
 
-type Stored = { results: Result[]; standings: (Standing & { settled: string[] })[]; changes: StateChange[] }
+type Stored = { results: Result[]; standings: Standing[]; changes: StateChange[] }
 
 /**
- * Stores attempts (waybill.record) and answers how their endpoints stand afterwards. Unless they are `settled`, it finishes
- * their jobs, and leaves out those that have been claimed anew.
+ * Stores attempts (waybill.record), finishes the jobs of those that have not failed, and answers with those whose claim still
+ * held and how their endpoints stand afterwards.
  */
-async function store(sql: Db, results: Result[], { settled }: { settled: boolean }): Promise<Stored['standings']> {
+async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'>> {
   const column = <T>(read: (result: Result) => T) => results.map(read)
-  const fence = ({ claim: { job } }: Result) => (settled ? null : `${job.id}:${job.retryCount}`)
+  const fence = (result: Result) => (result.verdict.kind === 'failed' ? null : fenceOf(result))
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
   // The driver takes lists of times as text only, and makes every text in a list of booleans false.
   const startedAt = ({ claim, outcome }: Result) =>
     outcome ? new Date(outcome.startedAt.getTime() + claim.clockOffsetMs).toISOString() : null
-  return await sql<Stored['standings']>`
+  const standings = await sql<(Standing & { settled: string[] })[]>`
     select * from waybill.record(
       ${column(({ claim }) => claim.tenantId)}::text[], ${column(({ claim }) => claim.deliveryId)}::uuid[], ${column(fence)}::text[],
       ${column(({ claim }) => claim.endpointId)}::uuid[], ${column(({ claim }) => claim.url)}::text[],
@@ -99,4 +101,6 @@ async function store(sql: Db, results: Result[], { settled }: { settled: boolean
       ${column(({ outcome }) => outcome?.error ?? null)}::text[], ${column(({ outcome }) => outcome?.errorMessage ?? null)}::text[],
       ${column(({ outcome }) => outcome?.responseBody ?? null)}::text[],
       ${column(({ outcome }) => String(outcome?.responseTruncated ?? false))}::text[]::boolean[])`
+  const settled = new Set(standings.flatMap((standing) => standing.settled))
+  return { results: results.filter(({ claim }) => settled.has(claim.deliveryId)), standings }
 }

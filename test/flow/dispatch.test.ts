@@ -76,6 +76,16 @@ suite('the dispatcher', () => {
     assert.ok(Date.now() - begun < 250, `it took ${Date.now() - begun} ms`)
   })
 
+  test('a backlog of retries that have all the slots they may have is no reason to look for first attempts', async (t) => {
+    const { seen, ends, inHand, end } = start(t, { first: 0, retry: 100_000 })
+    await waitFor(() => inHand('retry') === 40)
+    const before = seen.fetches
+    await new Promise((resolve) => setTimeout(resolve, 100))
+    assert.ok(seen.fetches - before <= 2, `${seen.fetches - before} fetches while there was nothing to do`)
+    end(10)
+    await waitFor(() => ends.length === 40)
+  })
+
   test('what a fetch found and did not keep takes no slot', async (t) => {
     const waiting = { first: 5000, retry: 0 }
     const { seen } = start(t, waiting, { keep: false })
