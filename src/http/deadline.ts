@@ -11,7 +11,7 @@ export function startDeadline(): <T>(step: () => Promise<T>) => Promise<T> {
     const began = performance.now()
     let timer: NodeJS.Timeout | undefined
     const late = new Promise<never>((_, reject) => {
-      timer = setTimeout(() => reject(new Error('the database has not answered in time')), leftMs)
+      timer = setTimeout(() => reject(new Error('the database has not answered in time')), Math.max(0, leftMs))
     })
     try {
       return await Promise.race([step(), late])
