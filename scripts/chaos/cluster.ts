@@ -69,6 +69,7 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
   const admin = <T>(run: (sql: Sql) => Promise<T>) => withSql(url('postgres'), run)
   await admin((sql) => sql.unsafe(`create database ${TEMPLATE}`))
   await migrate(url(TEMPLATE), createLog('silent'), QUEUE)
+  await withSql(url(TEMPLATE), (sql) => sql`create extension pgstattuple`)
 
   let made = 0
   return {

@@ -26,7 +26,7 @@ export type Experiment = {
   run: (world: World) => Promise<Finding>
 }
 
-type Finding = {
+export type Finding = {
   /** Its own figures, for the table: numbers with their unit in the name, or words. */
   figures: Record<string, number | string>
   /** What must be true, said as a sentence that is true when it passes. */

@@ -64,13 +64,21 @@ export function watchHealth(world: World) {
   }
 }
 
-/** The table of the jobs. Its dead rows are counted since the last crash of Postgres. */
+export type JobTable = { live: number; dead: number; kib: number; indexesKib: number }
+
+/** The table of the jobs: rows and KiB. Postgres's own count of dead rows would forget them in a crash, so they are counted. */
 export async function jobTable({ database: { sql } }: World) {
-  const [table] = await sql<{ live: number; dead: number; kib: number }[]>`
-    select n_live_tup::int as live, n_dead_tup::int as dead, (pg_relation_size(relid) / 1024)::int as kib
-    from pg_stat_user_tables
-    where relid = (select format('pgboss.%I', table_name)::regclass from pgboss.queue where name = 'deliveries')`
+  const [table] = await sql<JobTable[]>`
+    select tuple_count::int as live, dead_tuple_count::int as dead, (pg_table_size(jobs) / 1024)::int as kib,
+      (pg_indexes_size(jobs) / 1024)::int as "indexesKib"
+    from (select format('pgboss.%I', table_name)::regclass as jobs from pgboss.queue where name = 'deliveries') named, pgstattuple(jobs)`
   return table!
+}
+
+/** Publishes so many events of a type, a hundred at a time. */
+export async function publishMany(world: World, count: number, type: string): Promise<void> {
+  for (let left = count; left > 0; left -= 100)
+    await Promise.all(Array.from({ length: Math.min(left, 100) }, () => world.publish({ type })))
 }
 
 export const round = (value: number) => Math.round(value * 100) / 100

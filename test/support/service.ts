@@ -8,7 +8,7 @@ import { waitFor } from './wait.ts'
 
 const MAIN = fileURLToPath(new URL('../../src/main.ts', import.meta.url))
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
-const START_MS = 30_000
+const START_MS = 60_000
 
 export const ADMIN_KEY = 'test-admin-key-0123456789'
 export const ENCRYPTION_KEY = Buffer.alloc(32, 7).toString('base64')

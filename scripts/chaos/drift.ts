@@ -1,0 +1,133 @@
+import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
+import { waitFor } from '../../test/support/wait.ts'
+import type { Finding } from './experiment.ts'
+import { openFiles, type Running } from './fleet.ts'
+import { type JobTable, jobTable, publishMany, round } from './measure.ts'
+import { sleep } from './publisher.ts'
+import type { World } from './world.ts'
+
+// What grows, and what only goes up and down.
+
+/** For the environment of processes whose memory is watched. */
+export const COLLECTING = { NODE_OPTIONS: `--expose-gc --import=${new URL('./collect.ts', import.meta.url).href}` }
+
+const EVERY_MS = 10_000
+const MIB = 2 ** 20
+
+/**
+ * Notes, every ten seconds until `stop`, what a process takes. Resident memory goes up and down by tens of MiB with the
+ * garbage in it, and where V8 has got to with that: no line through twenty minutes of it tells 2 MiB an hour from none. So
+ * the process collects all of its garbage first (what leaks outlives that), and then tells its resident memory, and the
+ * part that is in use.
+ */
+export function watchProcess({ scope }: World, one: Running) {
+  return watch(scope, async () => {
+    const seen = one.logs.length
+    one.signal('SIGUSR2')
+    const memory = () => one.logs.slice(seen).find(({ msg }) => msg === 'memory')
+    await waitFor(memory, { what: 'a process to tell its memory' })
+    const { rss, heapUsed, external } = memory() as unknown as NodeJS.MemoryUsage
+    return { rss: rss / MIB, used: (heapUsed + external) / MIB, files: openFiles(one.pid) ?? 0 }
+  })
+}
+
+/** Notes, every ten seconds until `stop`, what the table of the jobs takes; nothing while the database is away. */
+export const watchJobs = (world: World) => watch(world.scope, () => jobTable(world).catch(() => undefined))
+
+/**
+ * Lets so many deliveries wait in the queue for their time, as after a failure: where all is sent at once, no row lives
+ * long enough to hold the dead ones against. Before any worker runs. The function that it resolves with lets them go.
+ */
+export async function startBacklog(world: World, count: number) {
+  const { sql } = world.database
+  await publishMany(world, count, 'order.later')
+  await sql`
+    update pgboss.job set start_after = now() + interval '1 day', priority = waybill.retry_priority(now() + interval '1 day')
+    where name = 'deliveries'`
+  // Without the dead rows of this: what grows later has to be seen.
+  const [queue] = await sql`select format('pgboss.%I', table_name) as jobs from pgboss.queue where name = 'deliveries'`
+  await sql.unsafe(`vacuum full ${queue!.jobs}`)
+  return async () => {
+    await sql`
+      update pgboss.job set start_after = now(), priority = waybill.retry_priority(now())
+      where name = 'deliveries' and start_after > now() + interval '1 hour'`
+  }
+}
+
+export type Memory = { at: number; rss: number; used: number }
+type Noted<T> = T & { at: number }
+
+function watch<T extends object>(scope: Scope, look: () => Promise<T | undefined>) {
+  const noted: Noted<T>[] = []
+  const { promise: stopped, resolve: stop } = Promise.withResolvers<void>()
+  let going = true
+  async function run(): Promise<void> {
+    for (let at = Date.now(); going; at += EVERY_MS) {
+      await Promise.race([sleep(at - Date.now()), stopped])
+      const seen = going && (await look())
+      if (seen) noted.push({ ...seen, at: Date.now() })
+    }
+  }
+  const running = run()
+  // An experiment that fails says why itself.
+  running.catch(() => {})
+  const end = async () => {
+    going = false
+    stop()
+    await running
+    return noted
+  }
+  cleanUp(scope, () =>
+    end().then(
+      () => {},
+      () => {},
+    ),
+  )
+  return { stop: end }
+}
+
+/**
+ * Of the job table over a while: what its dead rows are to the live ones, on average, since they pile up and are vacuumed;
+ * and how much larger than in the first half it ever was in the second.
+ */
+export function judgeTable(noted: JobTable[]): Finding {
+  const ratios = noted.map(({ dead, live }) => dead / live)
+  const half = Math.ceil(noted.length / 2)
+  const most = (what: 'kib' | 'indexesKib', from = 0, to?: number) =>
+    Math.max(...noted.slice(from, to).map((one) => one[what]))
+  const grown = (what: 'kib' | 'indexesKib') => round(most(what, half) / most(what, 0, half))
+  const ratio = round(ratios.reduce((sum, one) => sum + one, 0) / ratios.length)
+  return {
+    figures: {
+      jobs_dead_to_live: ratio,
+      jobs_dead_to_live_max: round(Math.max(...ratios)),
+      jobs_KiB: most('kib'),
+      jobs_KiB_times: grown('kib'),
+      jobs_indexes_KiB: most('indexesKib'),
+      jobs_indexes_KiB_times: grown('indexesKib'),
+    },
+    conditions: {
+      'half as many rows of the job table are dead as live, or fewer': ratio <= 0.5,
+      'the job table and its indexes do not grow by more than a fifth':
+        Math.max(grown('kib'), grown('indexesKib')) <= 1.2,
+    },
+  }
+}
+
+/** How many more files stay open in the last third than in the first: one that is never closed is there at every look. */
+export function filesLeft(noted: { files: number }[]): number {
+  const third = Math.ceil(noted.length / 3)
+  const fewest = (some: { files: number }[]) => Math.min(...some.map(({ files }) => files))
+  return fewest(noted.slice(-third)) - fewest(noted.slice(0, third))
+}
+
+/** How much it rises in an hour, by the straight line that lies closest, and how far off that may be (two standard errors). */
+export function risePerHour(points: [at: number, value: number][]) {
+  const mean = (values: number[]) => values.reduce((sum, value) => sum + value, 0) / values.length
+  const [midX, midY] = [mean(points.map(([at]) => at)), mean(points.map(([, value]) => value))]
+  const hours = (at: number) => (at - midX) / 3_600_000
+  const spread = mean(points.map(([at]) => hours(at) ** 2))
+  const rise = mean(points.map(([at, value]) => hours(at) * (value - midY))) / spread
+  const rest = mean(points.map(([at, value]) => (value - midY - rise * hours(at)) ** 2))
+  return { rise: round(rise), off: round(2 * Math.sqrt(rest / spread / points.length)) }
+}
