@@ -1,10 +1,12 @@
 import { apiExperiments } from './api.ts'
+import { changeExperiments } from './changes.ts'
 import { clockExperiments } from './clock.ts'
 import { databaseExperiments } from './database.ts'
 import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
 import { queueExperiments } from './queue.ts'
 import { raceExperiments } from './races.ts'
+import { replayExperiments } from './replays.ts'
 import { soakExperiments } from './soak.ts'
 import { upkeepExperiments } from './upkeep.ts'
 import { workerExperiments } from './workers.ts'
@@ -18,6 +20,8 @@ export const EXPERIMENTS: Experiment[] = [
   ...clockExperiments,
   ...queueExperiments,
   ...raceExperiments,
+  ...replayExperiments,
+  ...changeExperiments,
   ...upkeepExperiments,
   ...soakExperiments,
 ].sort((a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)))

@@ -13,8 +13,8 @@ export type Receipt = {
   at: number
   /** The time that was signed, in seconds. */
   signedAt: number
-  /** Whether a secret of the endpoint opens its signature. */
-  verified: boolean
+  /** The secrets of the endpoint that open its signature. */
+  opened: string[]
   /** The receiver's answer; null until it is given. */
   answered: number | null
 }
@@ -64,7 +64,7 @@ export async function startLedger(scope: Scope): Promise<Ledger> {
           payload: text.slice(text.indexOf(',"data":') + ',"data":'.length, -1),
           at: raw.at,
           signedAt: Number(raw.headers['service-timestamp']),
-          verified: endpoint.secrets.some((secret) => opens(() => verifyStandard(raw, secret))),
+          opened: endpoint.secrets.filter((secret) => opens(() => verifyStandard(raw, secret))),
           answered: null,
         }
         // What was verified is not needed any more, and there are many.

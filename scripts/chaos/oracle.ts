@@ -143,7 +143,7 @@ function followPublishes(world: World, lookUp: Index) {
 function whyUnexpected(world: World, lookUp: Index, receipt: Receipt): string | undefined {
   const event = lookUp.events.get(receipt.eventId)
   const delivery = lookUp.deliveries.get(receipt.deliveryId)
-  if (!receipt.verified) return 'has no valid signature'
+  if (receipt.opened.length === 0) return 'has no valid signature'
   if (event === undefined || delivery === undefined) return 'is of no event or delivery that is stored'
   if (delivery.event_id !== receipt.eventId || delivery.endpoint_id !== receipt.endpoint.endpointId)
     return 'is of another event or endpoint'
