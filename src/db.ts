@@ -107,9 +107,9 @@ export async function learnTypes(...pools: Pool[]): Promise<void> {
   }
 }
 
-const RETRYABLE = new Set(['40P01', '40001'])
+const RETRYABLE = new Set(['40P01', '40001', '55P03'])
 
-/** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization). */
+/** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization, lock_timeout). */
 export const isRetryable = (error: unknown) => error instanceof postgres.PostgresError && RETRYABLE.has(error.code)
 
 /** Of SQLSTATE: cardinality, data, integrity, program limit and plpgsql errors. */

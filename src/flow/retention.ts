@@ -1,5 +1,4 @@
-import type { PendingQuery, Row } from 'postgres'
-import type { Db, Pool } from '../db.ts'
+import { type Db, isRetryable, type Pool } from '../db.ts'
 import type { Log } from '../log.ts'
 
 /** How many rows were deleted, or would be. */
@@ -15,10 +14,13 @@ export type Retention = {
 
 const KINDS = ['events', 'deliveries', 'attempts'] as const
 type Counts = Record<(typeof KINDS)[number], number>
+type Finished = { tenant_id: string; endpoint_id: string; status: string; n: number }
 
 const DAY_MS = 86_400_000
 /** Small enough that a batch of deletes holds nobody up. */
 const MAX_DELETE = 5000
+const MOST_TRIES = 20
+const RETRY_MS = 500
 
 /**
  * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days, or with
@@ -79,24 +81,38 @@ async function hasLive(sql: Db, day: string): Promise<boolean> {
   return live.length > 0
 }
 
-/** Drops one day of all three tables. Its counts leave the endpoints' statistics with it. */
+/** Drops one day of all three tables, or prunes it when something in it is live. */
 async function dropDay(pool: Pool, day: string): Promise<Counts> {
-  const dropped = await pool.begin(async (sql) => {
-    await sql`set local lock_timeout = '2s'`
-    await sql`select pg_advisory_xact_lock(hashtext('waybill.retention'))`
-    const [exists] = await sql<
-      { found: boolean }[]
-    >`select to_regclass(${`waybill.deliveries_${day}`}) is not null as found`
-    if (!exists?.found) return { events: 0, deliveries: 0, attempts: 0 }
-    // Writers of this day, which are replays alone, wait from here on; readers only for the drop itself.
-    await sql`lock table ${table(sql, 'deliveries', day)} in share mode`
-    if (await hasLive(sql, day)) return null
-    const counts = await countRows(sql, day)
-    await forgetDeliveries(sql, sql`select * from ${table(sql, 'deliveries', day)}`)
-    for (const kind of KINDS) await sql`drop table ${table(sql, kind, day)}`
-    return counts
-  })
-  return dropped ?? (await pruneRows(pool, day, null, true))
+  for (let tries = 1; ; tries++) {
+    try {
+      const dropped = await pool.begin((sql) => dropFinishedDay(sql, day))
+      return dropped ?? (await pruneRows(pool, day, null, true))
+    } catch (error) {
+      if (!isRetryable(error) || tries === MOST_TRIES) throw error
+      await new Promise((resolve) => setTimeout(resolve, Math.random() * RETRY_MS))
+    }
+  }
+}
+
+/** Null when something in it is live. Its counts leave the endpoints' statistics with it. */
+async function dropFinishedDay(sql: Db, day: string): Promise<Counts | null> {
+  // Another run may take its time over this day.
+  await sql`select pg_advisory_xact_lock(hashtext('waybill.retention'))`
+  // Of two that wait for each other it is this one that gives up, before Postgres picks one (deadlock_timeout).
+  await sql`set local lock_timeout = '500ms'`
+  // By the catalog's rows: a name that was looked up before the lock may be remembered.
+  const found = await sql`
+    select from pg_class where relnamespace = 'waybill'::regnamespace and relname = ${`deliveries_${day}`}`
+  if (found.length === 0) return { events: 0, deliveries: 0, attempts: 0 }
+  // Writers of this day, which are replays alone, wait from here on; all others only for the drops themselves.
+  await sql`lock table ${table(sql, 'deliveries', day)} in share mode`
+  if (await hasLive(sql, day)) return null
+  const counts = await countRows(sql, day)
+  const finished = await sql<Finished[]>`
+    select tenant_id, endpoint_id, status, count(*)::int as n from ${table(sql, 'deliveries', day)} group by 1, 2, 3`
+  for (const kind of KINDS) await sql`drop table ${table(sql, kind, day)}`
+  await forget(sql, finished)
+  return counts
 }
 
 /**
@@ -115,28 +131,33 @@ async function pruneRows(pool: Pool, part: string, cutoff: Date | null, apply: b
         ${apply ? sql`order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked` : sql``}`
       const theirs = sql`
         select d.* from doomed join ${table(sql, 'deliveries', part)} d on d.tenant_id = doomed.tenant_id and d.event_id = doomed.event_id`
-      if (apply) await forgetDeliveries(sql, sql`with doomed as (${finished}) ${theirs}`)
       const verb = apply ? sql`delete from` : sql`select 1 from`
       const using = apply ? sql`using` : sql`,`
       const returning = apply ? sql`returning 1` : sql``
-      const [row] = await sql<Counts[]>`
+      const [row] = await sql<(Counts & { finished: Finished[] })[]>`
         with doomed as materialized (${finished}), doomed_deliveries as materialized (${theirs}),
         a as (${verb} ${table(sql, 'attempts', part)} t ${using} doomed_deliveries x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id ${returning}),
         d as (${verb} ${table(sql, 'deliveries', part)} t ${using} doomed_deliveries x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id ${returning}),
         e as (${verb} ${table(sql, 'events', part)} t ${using} doomed x where t.tenant_id = x.tenant_id and t.event_id = x.event_id ${returning})
-        select (select count(*)::float8 from e) as events, (select count(*)::float8 from d) as deliveries, (select count(*)::float8 from a) as attempts`
-      return row as Counts
+        select (select count(*)::float8 from e) as events, (select count(*)::float8 from d) as deliveries, (select count(*)::float8 from a) as attempts,
+          (select coalesce(json_agg(f), '[]') from (select tenant_id, endpoint_id, status, count(*)::int as n from doomed_deliveries group by 1, 2, 3) f) as finished`
+      const counts = row as Counts & { finished: Finished[] }
+      if (apply) await forget(sql, counts.finished)
+      return counts
     })
     for (const kind of KINDS) total[kind] += counts[kind]
     if (!apply || counts.events === 0) return total
   }
 }
 
-/** Takes finished deliveries, the rows of the query `deliveries`, out of the endpoints' counts. */
-async function forgetDeliveries(sql: Db, deliveries: PendingQuery<Row[]>): Promise<void> {
+/**
+ * Takes finished deliveries out of the endpoints' counts. The last step of a transaction: whoever publishes or records has
+ * used the tables when it wants these rows, and each of its batches would wait for the whole of ours.
+ */
+async function forget(sql: Db, finished: Finished[]): Promise<void> {
   await sql`
-    select waybill.count_deliveries(array_agg(tenant_id), array_agg(endpoint_id), array_agg(status), array_agg(-n))
-    from (select tenant_id, endpoint_id, status, count(*)::int as n from (${deliveries}) d group by 1, 2, 3) counted having count(*) > 0`
+    select waybill.count_deliveries(${finished.map((row) => row.tenant_id)}::text[], ${finished.map((row) => row.endpoint_id)}::uuid[],
+      ${finished.map((row) => row.status)}::waybill.delivery_status[], ${finished.map((row) => -row.n)}::int[])`
 }
 
 async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Promise<number> {
