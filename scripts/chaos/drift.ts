@@ -21,7 +21,7 @@ const MIB = 2 ** 20
  * part that is in use.
  */
 export function watchProcess({ scope }: World, one: Running) {
-  return watch(scope, async () => {
+  return watch(scope, EVERY_MS, async () => {
     const seen = one.logs.length
     one.signal('SIGUSR2')
     const memory = () => one.logs.slice(seen).find(({ msg }) => msg === 'memory')
@@ -32,7 +32,7 @@ export function watchProcess({ scope }: World, one: Running) {
 }
 
 /** Notes, every ten seconds until `stop`, what the table of the jobs takes; nothing while the database is away. */
-export const watchJobs = (world: World) => watch(world.scope, () => jobTable(world).catch(() => undefined))
+export const watchJobs = (world: World) => watch(world.scope, EVERY_MS, () => jobTable(world).catch(() => undefined))
 
 /**
  * Lets so many deliveries wait in the queue for their time, as after a failure: where all is sent at once, no row lives
@@ -57,12 +57,13 @@ export async function startBacklog(world: World, count: number) {
 export type Memory = { at: number; rss: number; used: number }
 type Noted<T> = T & { at: number }
 
-function watch<T extends object>(scope: Scope, look: () => Promise<T | undefined>) {
+/** Looks again and again until `stop`, which resolves with all that was seen. */
+export function watch<T extends object>(scope: Scope, everyMs: number, look: () => Promise<T | undefined>) {
   const noted: Noted<T>[] = []
   const { promise: stopped, resolve: stop } = Promise.withResolvers<void>()
   let going = true
   async function run(): Promise<void> {
-    for (let at = Date.now(); going; at += EVERY_MS) {
+    for (let at = Date.now(); going; at = Math.max(at + everyMs, Date.now())) {
       await Promise.race([sleep(at - Date.now()), stopped])
       const seen = going && (await look())
       if (seen) noted.push({ ...seen, at: Date.now() })

@@ -7,6 +7,7 @@ import type { Experiment } from './experiment.ts'
 import { queueExperiments } from './queue.ts'
 import { raceExperiments } from './races.ts'
 import { replayExperiments } from './replays.ts'
+import { retentionExperiments } from './retention.ts'
 import { soakExperiments } from './soak.ts'
 import { upkeepExperiments } from './upkeep.ts'
 import { workerExperiments } from './workers.ts'
@@ -20,6 +21,7 @@ export const EXPERIMENTS: Experiment[] = [
   ...clockExperiments,
   ...queueExperiments,
   ...raceExperiments,
+  ...retentionExperiments,
   ...replayExperiments,
   ...changeExperiments,
   ...upkeepExperiments,

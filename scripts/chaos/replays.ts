@@ -67,6 +67,7 @@ const replayed: Experiment = {
         runs_of_a_slow_one: Math.max(...one),
         runs_of_a_fast_one_max: Math.max(...several),
         at_once_max: together,
+        answers: [...statuses].join(' '),
       },
       conditions: {
         'each replay is accepted': statuses.size === 1 && statuses.has(202),
