@@ -1,12 +1,55 @@
 import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
+import { judgeTable, startBacklog, watchJobs } from './drift.ts'
 import type { Experiment } from './experiment.ts'
 import type { Running } from './fleet.ts'
 import { jobTable, resentAfter, round, slowAtFirst } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
+const RATE = 80
+/** Of these, each event goes to two or three endpoints. */
+const DELIVERIES_A_MINUTE = RATE * 2.5 * 60
 const CALM_MS = 8000
+
+const churned: Experiment = {
+  id: 'F37',
+  title: `${DELIVERIES_A_MINUTE / 60} deliveries a second for ten minutes, and as many waiting as a minute brings`,
+  setup: { workers: 0 },
+  limitSeconds: 900,
+  async run(world) {
+    const lasts = world.quick ? 60_000 : 600_000
+    const window = lasts / 6
+    const release = await startBacklog(world, DELIVERIES_A_MINUTE)
+    await world.fleet.start('worker')
+    const load = world.load({ rate: RATE })
+    // Until it is vacuumed for the first time, the table can only grow.
+    await sleep(lasts / 6)
+    const begun = Date.now()
+    const table = watchJobs(world)
+    await sleep(lasts)
+    const ended = Date.now()
+    const jobs = judgeTable(await table.stop())
+    await load.stop()
+    await release()
+    await world.quiesce()
+    const [first, last] = [latencies(world, begun, begun + window), latencies(world, ended - window, ended)]
+    return {
+      figures: {
+        ...jobs.figures,
+        publish_to_receipt_p50_ms: percentile(last, 0.5),
+        p50_ms_at_first: percentile(first, 0.5),
+        publish_to_receipt_p99_ms: percentile(last, 0.99),
+        p99_ms_at_first: percentile(first, 0.99),
+      },
+      conditions: {
+        ...jobs.conditions,
+        'from publish to receipt it takes at most twice as long in the end, in the middle':
+          percentile(last, 0.5) <= 2 * percentile(first, 0.5),
+      },
+    }
+  },
+}
 
 const pinned: Experiment = {
   id: 'F38',
@@ -139,4 +182,4 @@ async function upkeepSince({ database: { sql } }: World, work: string, since: nu
   return rows.map(({ worker, at }) => ({ worker, at: at.getTime() }))
 }
 
-export const upkeepExperiments = [pinned, bereft]
+export const upkeepExperiments = [churned, pinned, bereft]
