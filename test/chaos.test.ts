@@ -16,8 +16,9 @@ const forgery: Experiment = {
     await world.quiesce()
     const { sql } = world.database
     await sql`delete from waybill.deliveries where endpoint_id = ${world.active[1]!.endpointId}`
-    world.ledger.receipts.push({ ...world.ledger.receipts[0]! })
-    const headers = { 'service-event-id': eventId ?? '', 'service-delivery-id': world.ledger.receipts[0]!.deliveryId }
+    const kept = world.ledger.receipts.find(({ endpoint }) => endpoint === world.active[0])!
+    world.ledger.receipts.push({ ...kept })
+    const headers = { 'service-event-id': eventId ?? '', 'service-delivery-id': kept.deliveryId }
     await fetch(world.active[2]!.url, { method: 'POST', headers, body: '{}' })
     return { figures: {}, conditions: { 'conditions count': false } }
   },
