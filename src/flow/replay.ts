@@ -20,10 +20,15 @@ export async function replayDelivery(pool: Pool, tenantId: string, deliveryId: s
 }
 
 async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<boolean> {
+  // Retention locks an event before it deletes what belongs to it: whoever comes second sees what the first has done.
   const [delivery] = await sql<State[]>`
+    with kept as materialized (
+      select event_id from waybill.events where tenant_id = ${tenantId}
+        and event_id = (select event_id from waybill.deliveries where tenant_id = ${tenantId} and delivery_id = ${deliveryId}) for key share
+    )
     select d.endpoint_id, d.status, d.held,
       not p.is_active or p.ordered or p.max_per_second is not null or coalesce(s.breaker <> 'closed', false) as hold
-    from waybill.deliveries d join waybill.endpoints p using (tenant_id, endpoint_id)
+    from kept join waybill.deliveries d using (event_id) join waybill.endpoints p using (tenant_id, endpoint_id)
     left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
     where d.tenant_id = ${tenantId} and d.delivery_id = ${deliveryId} for update of d`
   if (delivery === undefined) return false

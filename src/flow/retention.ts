@@ -123,12 +123,18 @@ async function pruneRows(pool: Pool, part: string, cutoff: Date | null, apply: b
   const total: Counts = { events: 0, deliveries: 0, attempts: 0 }
   for (;;) {
     const counts = await pool.begin(async (sql) => {
-      const finished = sql`
+      let finished = sql`
         select e.tenant_id, e.event_id from ${table(sql, 'events', part)} e
         where ${cutoff ? sql`e.event_id < waybill.first_id(${cutoff})` : sql`true`} and not exists (
           select from waybill.deliveries d where d.tenant_id = e.tenant_id and d.event_id = e.event_id and d.status in ('pending', 'retrying')
-            and d.delivery_id between waybill.first_delivery_id(e.event_id) and waybill.last_delivery_id(e.event_id))
-        ${apply ? sql`order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked` : sql``}`
+            and d.delivery_id between waybill.first_delivery_id(e.event_id) and waybill.last_delivery_id(e.event_id))`
+      if (apply) {
+        // Asked again once they are locked: one of them may have been replayed a moment before.
+        const locked = await sql<{ tenant_id: string; event_id: string }[]>`
+          ${finished} order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked`
+        finished = sql`${finished} and (e.tenant_id, e.event_id) in (
+          select * from unnest(${locked.map((row) => row.tenant_id)}::text[], ${locked.map((row) => row.event_id)}::uuid[]))`
+      }
       const theirs = sql`
         select d.* from doomed join ${table(sql, 'deliveries', part)} d on d.tenant_id = doomed.tenant_id and d.event_id = doomed.event_id`
       const verb = apply ? sql`delete from` : sql`select 1 from`

@@ -1,0 +1,49 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+
+const OLD = 400
+
+test('an old delivery that is replayed while retention runs is kept with its event, or gone with it', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const service = await startService(t, {
+    databaseUrl,
+    mode: 'api',
+    env: { RATE_LIMIT_DELIVERIES_REPLAY: '0', RETENTION_DAYS: '2' },
+  })
+  const tenant = await createTenant(service)
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/hook')
+  const made = await sql<{ event_id: string; delivery_id: string }[]>`
+    with ids as materialized (
+      select waybill.make_id(now() - interval '40 days' + n * interval '1 second') as event_id from generate_series(1, ${OLD}) n
+    ), e as (insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count) select ${tenant.tenantId}, event_id, 'old', '{}', 1 from ids)
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, updated_at, completed_at)
+    select ${tenant.tenantId}, waybill.make_delivery_id(event_id), event_id, ${endpoint_id}, 'old', 'delivered', now(), now() from ids
+    returning event_id, delivery_id`
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, delivered) values (${tenant.tenantId}, ${endpoint_id}, ${OLD})
+    on conflict (tenant_id, endpoint_id) do update set delivered = ${OLD}`
+
+  const replay = ({ delivery_id }: { delivery_id: string }) =>
+    tenant.call('POST', `/v1/deliveries/${delivery_id}/replay`)
+  const run = () => service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
+  // Some before it has begun, most while it is under way.
+  const early = made.slice(0, 20).map(replay)
+  await Promise.any(early)
+  const running = run()
+  const replays = await Promise.all([...early, ...made.slice(20).map(replay)])
+  assert.equal((await running).status, 200)
+
+  const [events, deliveries] = await Promise.all([
+    sql`select event_id as id from waybill.events`,
+    sql`select delivery_id as id from waybill.deliveries where status = 'pending'`,
+  ]).then((found) => found.map((rows) => new Set(rows.map(({ id }) => id))))
+  for (const [nth, { event_id, delivery_id }] of made.entries()) {
+    const { status } = replays[nth]!
+    const isKept = { 202: true, 404: false }[status]
+    assert.notEqual(isKept, undefined, `a replay was answered ${status}`)
+    assert.deepEqual([events!.has(event_id), deliveries!.has(delivery_id)], [isKept, isKept])
+  }
+  const [stats] = await sql`select pending::int, delivered::int from waybill.endpoint_stats`
+  assert.deepEqual({ ...stats }, { pending: replays.filter(({ status }) => status === 202).length, delivered: 0 })
+})
