@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, busiestSecond, publishMany, settled, watchInFlight } from './support/lanes.ts'
-import { type Receipt, startReceiver } from './support/receiver.ts'
+import { gate, type Receipt, startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -79,6 +79,26 @@ suite('pace and order', { concurrency: 3 }, () => {
       if (at > 0) assert.ok(published.indexOf(id) >= published.indexOf(order[at - 1]!), 'none is passed by another')
     })
     await assertBooks(sql)
+  })
+
+  test('the queue is as old as what is held behind others, but for what waits for a retry', async (t) => {
+    const { receiver, startWorker, tenant } = await start(t, {
+      RETRY_DELAY_SECONDS: '60',
+      RETRY_DELAY_MAX_SECONDS: '60',
+    })
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })
+    const [first, second] = [gate(), gate(500)]
+    receiver.script('/hook', first.reply, second.reply)
+    await startWorker()
+    for (let n = 0; n < 3; n++) await tenant.publish()
+    const age = async (): Promise<number> => (await tenant.call('GET', '/v1/metrics/summary')).body.queue_age_seconds
+    await waitFor(async () => (await age()) > 1, { what: 'the queue to get a second old' })
+    first.open()
+    await receiver.until(2)
+    assert.ok((await age()) > 1, 'the third one still waits')
+    second.open()
+    await waitFor(async () => (await age()) === 0, { what: 'the third one not to be due before the second’s retry' })
   })
 
   test('a dead letter lets its successors go', async (t) => {

@@ -33,9 +33,10 @@ const getMetrics = createRoute({
           dead_letter_count: count,
           retry_count: count.openapi({ description: 'Attempts that were not the first of their delivery.' }),
           endpoint_counts: z.object({ total: count, active: count, inactive: count }),
-          queue_age_seconds: z
-            .number()
-            .openapi({ description: 'How long the oldest due delivery has been due; 0 if none is.' }),
+          queue_age_seconds: z.number().openapi({
+            description:
+              'How long the oldest due delivery has been due, held ones included whose endpoint is only busy; 0 if none is.',
+          }),
         })
         .openapi('MetricsSummary'),
     ),
@@ -60,12 +61,21 @@ export function mountMetrics(mount: Mount, { pool }: { pool: Pool }): void {
         from waybill.attempt_counts where tenant_id = ${tenantId} group by status_code order by status_code`,
       pool<{ total: number; active: number }[]>`
         select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`,
+      // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or an earlier one
+      // waits for its retry where the order is strict.
       pool<{ seconds: number }[]>`
-        select coalesce(max(greatest(0, extract(epoch from now() - oldest.next_attempt_at))), 0)::float8 as seconds
-        from waybill.endpoints e cross join lateral (
-          select next_attempt_at from waybill.deliveries d
+        select coalesce(max(greatest(0, extract(epoch from now() - least(queued.due, held.due)))), 0)::float8 as seconds
+        from waybill.endpoints e
+        join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+        left join lateral (
+          select next_attempt_at as due from waybill.deliveries d
           where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
-          order by delivery_id limit 1) oldest
+          order by delivery_id limit 1) queued on true
+        left join lateral (
+          select case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end as due
+          from waybill.deliveries d
+          where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
+          order by delivery_id limit 1) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
         where e.tenant_id = ${tenantId}`,
     ])
     const { held, ...byStatus } = deliveries as Deliveries
