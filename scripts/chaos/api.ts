@@ -1,7 +1,9 @@
+import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
-import { triesIn } from './measure.ts'
-import { sleep } from './publisher.ts'
+import type { Running } from './fleet.ts'
+import { round, triesIn } from './measure.ts'
+import { type Publish, sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
 const killed: Experiment = {
@@ -29,6 +31,74 @@ const killed: Experiment = {
       },
     }
   },
+}
+
+const bequeathed: Experiment = {
+  id: 'F18',
+  title: 'keys held by requests of an API that is killed with -9, also in the middle of their commit',
+  async run(world) {
+    const rounds = world.quick ? 1 : 5
+    world.load({ rate: 20 })
+    const cut = { running: [] as number[], stored: [] as number[] }
+    for (let nth = 0; nth < rounds; nth++) {
+      cut.running.push(...(await killWhileRunning(world)))
+      cut.stored.push(...(await killWhileStored(world)))
+    }
+    await world.quiesce()
+    return {
+      figures: {
+        kills: rounds * 2,
+        cut_off: cut.running.length,
+        cut_off_in_commit: cut.stored.length,
+        accepted_after_max_s: round(Math.max(...cut.running)),
+        accepted_after_max_s_in_commit: round(Math.max(...cut.stored)),
+      },
+      conditions: {
+        'requests were cut off, in the middle of a commit as well': cut.running.length > 0 && cut.stored.length > 0,
+        'each key is good for its retry at another API within 5 s': Math.max(...cut.running, ...cut.stored) <= 5,
+      },
+    }
+  },
+}
+
+const burst = (world: World) => Array.from({ length: 100 }, () => world.publish())
+
+async function killWhileRunning(world: World): Promise<number[]> {
+  const [api] = world.fleet.running('api')
+  await world.fleet.start('api')
+  const publishes = burst(world)
+  await sleep(world.random.integer(5, 60))
+  return await killAndWait(world, api!, publishes)
+}
+
+/** Keys are inserted, and the rest of the transaction waits for a lock, when the API dies. */
+async function killWhileStored(world: World): Promise<number[]> {
+  const { sql } = world.database
+  const [api] = world.fleet.running('api')
+  const [locked, killed] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+  const locking = sql.begin(async (transaction) => {
+    await transaction`lock table waybill.events in share row exclusive mode`
+    locked.resolve()
+    await killed.promise
+  })
+  await locked.promise
+  const publishes = burst(world)
+  const stuck = () => sql`select from pg_locks where relation = 'waybill.events'::regclass and not granted`
+  await waitFor(async () => (await stuck()).length > 0, { what: 'a publish to wait for the lock' })
+  await world.fleet.start('api')
+  const seconds = killAndWait(world, api!, publishes)
+  await sleep(world.random.integer(0, 2000))
+  killed.resolve()
+  await locking
+  return await seconds
+}
+
+/** Seconds from the kill until each publish that it cut off is accepted. */
+async function killAndWait(world: World, api: Running, publishes: Promise<Publish>[]): Promise<number[]> {
+  const at = Date.now()
+  await world.fleet.kill(api)
+  const cut = (await Promise.all(publishes)).filter(({ tries }) => tries[0]?.status === null)
+  return cut.map(({ acceptedAt }) => ((acceptedAt ?? Number.POSITIVE_INFINITY) - at) / 1000)
 }
 
 const restarted: Experiment = {
@@ -81,4 +151,4 @@ function p99(world: World, from: number, to: number): number {
   )
 }
 
-export const apiExperiments = [killed, restarted]
+export const apiExperiments = [killed, restarted, bequeathed]
