@@ -4,6 +4,7 @@ import { clockExperiments } from './clock.ts'
 import { databaseExperiments } from './database.ts'
 import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
+import { poisonExperiments } from './poison.ts'
 import { queueExperiments } from './queue.ts'
 import { raceExperiments } from './races.ts'
 import { replayExperiments } from './replays.ts'
@@ -19,6 +20,7 @@ export const EXPERIMENTS: Experiment[] = [
   ...databaseExperiments,
   ...durabilityExperiments,
   ...clockExperiments,
+  ...poisonExperiments,
   ...queueExperiments,
   ...raceExperiments,
   ...retentionExperiments,
