@@ -4,6 +4,7 @@ import { clockExperiments } from './clock.ts'
 import { databaseExperiments } from './database.ts'
 import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
+import { neighbourExperiments } from './neighbours.ts'
 import { poisonExperiments } from './poison.ts'
 import { queueExperiments } from './queue.ts'
 import { raceExperiments } from './races.ts'
@@ -21,6 +22,7 @@ export const EXPERIMENTS: Experiment[] = [
   ...durabilityExperiments,
   ...clockExperiments,
   ...poisonExperiments,
+  ...neighbourExperiments,
   ...queueExperiments,
   ...raceExperiments,
   ...retentionExperiments,

@@ -1,4 +1,4 @@
-import type { Receipt } from './ledger.ts'
+import type { Endpoint, Receipt } from './ledger.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -20,6 +20,26 @@ export function resentAfter(world: World, orphans: Receipt[], since: number): nu
     const again = world.ledger.of(orphan.deliveryId).find((receipt) => receipt !== orphan && receipt.at > since)
     return again ? (again.at - since) / 1000 : Number.POSITIVE_INFINITY
   })
+}
+
+/** Milliseconds from the requests to publish of a while to each of their receipts (at some endpoints), in order of length. */
+export function latencies(world: World, from: number, to: number, at: Endpoint[] = world.endpoints): number[] {
+  const asked = new Map(world.published.map(({ eventId, tries }) => [eventId, tries[0]?.at ?? 0]))
+  return world.ledger.receipts
+    .filter(({ endpoint }) => at.includes(endpoint))
+    .map((receipt) => ({ since: asked.get(receipt.eventId) ?? 0, at: receipt.at }))
+    .filter(({ since }) => since >= from && since < to)
+    .map((one) => one.at - one.since)
+    .sort((a, b) => a - b)
+}
+
+/** How many requests an endpoint had at once, at most, when it keeps each for so long. */
+export function mostAtOnce(receipts: Receipt[], keptMs: number): number {
+  let first = 0
+  return receipts.reduce((most, { at }, index) => {
+    while ((receipts[first]?.at ?? at) <= at - keptMs) first++
+    return Math.max(most, index - first + 1)
+  }, 0)
 }
 
 /** The requests to publish that were under way between two moments. */

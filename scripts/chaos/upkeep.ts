@@ -3,7 +3,7 @@ import { percentile } from '../bench/helper.ts'
 import { judgeTable, startBacklog, watchJobs } from './drift.ts'
 import type { Experiment } from './experiment.ts'
 import type { Running } from './fleet.ts'
-import { jobTable, resentAfter, round, slowAtFirst } from './measure.ts'
+import { jobTable, latencies, resentAfter, round, slowAtFirst } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -89,16 +89,6 @@ const pinned: Experiment = {
       },
     }
   },
-}
-
-/** Milliseconds from the requests to publish of a while to each of their receipts, in order of length. */
-function latencies(world: World, from: number, to: number): number[] {
-  const asked = new Map(world.published.map(({ eventId, tries }) => [eventId, tries[0]?.at ?? 0]))
-  return world.ledger.receipts
-    .map(({ eventId, at }) => ({ since: asked.get(eventId) ?? 0, at }))
-    .filter(({ since }) => since >= from && since < to)
-    .map(({ since, at }) => at - since)
-    .sort((a, b) => a - b)
 }
 
 const WORKERS = 3
