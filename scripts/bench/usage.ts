@@ -21,9 +21,14 @@ export function cpuSecondsOfTree(pid: number): number | null {
 }
 
 /** The most memory that a process ever held, in MiB. */
-export function peakMemory(pid: number): number | null {
-  const peak = read(`/proc/${pid}/status`)?.match(/VmHWM:\s+(\d+) kB/)?.[1]
-  return peak === undefined ? null : Number(peak) / 1024
+export const peakMemory = (pid: number): number | null => memoryLine(pid, 'VmHWM')
+
+/** The memory that a process holds, in MiB. */
+export const residentMemory = (pid: number): number | null => memoryLine(pid, 'VmRSS')
+
+function memoryLine(pid: number, name: string): number | null {
+  const size = read(`/proc/${pid}/status`)?.match(new RegExp(`${name}:\\s+(\\d+) kB`))?.[1]
+  return size === undefined ? null : Number(size) / 1024
 }
 
 /** Memory of a process and its children in MiB, what they share counted once. */

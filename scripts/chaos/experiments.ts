@@ -6,6 +6,7 @@ import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
 import { neighbourExperiments } from './neighbours.ts'
 import { poisonExperiments } from './poison.ts'
+import { pressureExperiments } from './pressure.ts'
 import { queueExperiments } from './queue.ts'
 import { raceExperiments } from './races.ts'
 import { replayExperiments } from './replays.ts'
@@ -23,6 +24,7 @@ export const EXPERIMENTS: Experiment[] = [
   ...clockExperiments,
   ...poisonExperiments,
   ...neighbourExperiments,
+  ...pressureExperiments,
   ...queueExperiments,
   ...raceExperiments,
   ...retentionExperiments,

@@ -28,8 +28,11 @@ export type Endpoint = {
   active: boolean
   /** All signing secrets that it ever had. */
   secrets: string[]
-  /** What its receiver answers, perhaps later; `nth` counts the receipts of this delivery from 1. */
-  reply: (receipt: Receipt, nth: number) => number | Promise<number>
+  /**
+   * What its receiver answers, perhaps later; null resets the connection. `nth` counts the receipts of this delivery
+   * from 1.
+   */
+  reply: (receipt: Receipt, nth: number) => number | null | Promise<number | null>
 }
 
 export type Ledger = {

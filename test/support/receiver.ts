@@ -5,8 +5,8 @@ import { cleanUp, type Scope } from './cleanup.ts'
 /** A request as it arrived. `body` holds the raw bytes; `at` is `Date.now()` when the last of them came. */
 export type Receipt = { path: string; headers: IncomingHttpHeaders; body: Buffer; at: number }
 
-/** A status, a whole answer, or a function that decides (and may take its time). */
-export type Reply = number | Answer | ((receipt: Receipt) => Reply | Promise<Reply>)
+/** A status, a whole answer, or a function that decides (and may take its time); null resets the connection instead. */
+export type Reply = number | Answer | ((receipt: Receipt) => Reply | null | Promise<Reply | null>)
 type Answer = { status?: number; headers?: Record<string, string>; body?: string }
 
 export type Receiver = {
@@ -44,8 +44,12 @@ export async function startReceiver(scope: Scope): Promise<Receiver> {
     receipts.push(receipt)
     for (const look of watchers) look()
     const script = scripts.get(receipt.path)
-    let reply = (script && script.length > 1 ? script.shift() : script?.[0]) ?? 200
+    let reply: Reply | null = (script && script.length > 1 ? script.shift() : script?.[0]) ?? 200
     while (typeof reply === 'function') reply = await reply(receipt)
+    if (reply === null) {
+      request.socket.resetAndDestroy()
+      return
+    }
     const { status = 200, headers = {}, body = '' } = typeof reply === 'number' ? { status: reply } : reply
     response.writeHead(status, headers).end(body)
   })
