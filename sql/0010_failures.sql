@@ -60,9 +60,9 @@ create function waybill.refund_attempts(tenants text[]) returns void language sq
   where u.tenant_id = r.tenant_id and u.month = date_trunc('month', now() at time zone 'utc')::date and u.metric = 'attempts'
 $$;
 
--- As it was, but for its last update, which names the ids: queues held deliveries, oldest first, and says how many of each
--- endpoint. `busy` is how many of its deliveries the
--- caller has in hand, `most` how many it can make use of.
+-- As it was, but that its last update names the ids, and that retries are announced as such: queues held deliveries,
+-- oldest first, and says how many of each endpoint. `busy` is how many of its deliveries the caller has in hand, `most`
+-- how many it can make use of.
 --   inactive       none
 --   ordered        one, when none is queued
 --   breaker open   one, when a probe is due; the next is due after `lease`, unless the probe's outcome says otherwise
@@ -142,6 +142,6 @@ begin
   update pgboss.job j set retry_count = r.retries
   from unnest(picked.ids, picked.retries) as r (id, retries)
   where j.name = 'deliveries' and j.id = any(picked.ids) and j.id = r.id and r.retries > 0;
-  perform pg_notify('waybill_due', '');
+  perform pg_notify('waybill_due', case when 0 < any(picked.retries) then 'retry' else '' end);
   return query select c.t, c.e, count(*)::int from unnest(picked.tenants, picked.endpoints) as c (t, e) group by c.t, c.e;
 end $$;

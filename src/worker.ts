@@ -192,7 +192,11 @@ export async function startWorker(deps: {
       .touch(DELIVERIES, jobs, { db: bossDb(claims) })
       .catch((error: unknown) => log.warn({ err: error }, 'touch.failed'))
   }, TOUCH_MS)
-  const due = await pool.listen('waybill_due', () => deliveries.wake(), deliveries.wake)
+  const due = await pool.listen(
+    'waybill_due',
+    (kind) => deliveries.wake(kind === 'retry'),
+    () => deliveries.wake(true),
+  )
   const held = await pool.listen('waybill_held', () => releaser.wake(), releaser.wake)
 
   return {

@@ -4,7 +4,7 @@ import { type Loop, startLoop } from './loop.ts'
 /** First attempts and retries are fetched apart, so that neither can starve the other. */
 export type Kind = 'first' | 'retry'
 
-/** Due retries announce themselves by time alone, so an idle dispatcher looks this often. */
+/** Most retries become due by time alone, which tells nobody, so an idle dispatcher looks this often. */
 const POLL_MS = 500
 /** With few free slots, as much is waited between fetches: one fetch for several slots costs no more than for one. */
 const PAUSE_MS = 5
@@ -13,20 +13,21 @@ const MAX_BATCH = 100
 /**
  * Keeps up to `slots` items in hand: fetches as many as there are free slots, never more, so that a slow receiver holds
  * one slot and no batch. Retries get at most half of the slots, so that a first attempt finds one; while both kinds have
- * a backlog, at most a quarter and at least an eighth. `fetch` claims at most `max` items and answers how many it found; for each that it keeps it takes a slot, by
- * `take`, and calls the function that it got when the item ends (once counts, however often it is called).
+ * a backlog, at most a quarter and at least an eighth. `fetch` claims at most `max` items and answers how many it found;
+ * for each that it keeps it takes a slot, by `take`, and calls the function that it got when the item ends (once counts,
+ * however often it is called). `wake` says that there are first attempts, and whether there are retries as well.
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
   fetch: (kind: Kind, max: number, take: () => () => void) => Promise<number>
-}): Loop {
+}): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
   const { slots } = options
   const inHand = { first: 0, retry: 0 }
   /** Whether the last fetch found all that it asked for. */
   const backlog = { first: false, retry: false }
-  /** Whether there may be first attempts that no fetch has looked for. */
-  let announced = true
+  /** Whether there may be some that no fetch has looked for. */
+  const announced = { first: true, retry: true }
   let lastLook = 0
 
   function take(kind: Kind): () => void {
@@ -36,14 +37,14 @@ export function startDispatcher(options: {
       if (!taken) return
       taken = false
       inHand[kind]--
-      if (announced || backlog.first || backlog.retry) loop.wake()
+      if (announced.first || announced.retry || backlog.first || backlog.retry) loop.wake()
     }
   }
 
   async function fetch(kind: Kind, room: number): Promise<void> {
     const max = Math.min(Math.floor(room), MAX_BATCH)
     if (max <= 0) return
-    if (kind === 'first') announced = false
+    announced[kind] = false
     const found = await options.fetch(kind, max, () => take(kind))
     backlog[kind] = found >= max
   }
@@ -57,19 +58,20 @@ export function startDispatcher(options: {
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
     const mustLook = Date.now() - lastLook >= POLL_MS
     if (mustLook) lastLook = Date.now()
-    if (announced || backlog.first || mustLook) {
+    if (announced.first || backlog.first || mustLook) {
       const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
       await fetch('first', free() - Math.max(share, mustLook ? 1 : 0))
     }
-    if (backlog.retry || mustLook) await fetch('retry', freeForRetries())
+    if (announced.retry || backlog.retry || mustLook) await fetch('retry', freeForRetries())
     return (backlog.first && free() > 0) || (backlog.retry && freeForRetries() > 0)
   }
 
   const loop = startLoop({ name: 'dispatch', run, idleMs: POLL_MS, log: options.log })
   return {
     ...loop,
-    wake() {
-      announced = true
+    wake(retries = false) {
+      announced.first = true
+      announced.retry ||= retries
       loop.wake()
     },
   }

@@ -42,7 +42,7 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
     returning id`
   if (hurried.length > 0) {
     await sql`update waybill.deliveries set next_attempt_at = now(), updated_at = now() where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`
-    await sql`select pg_notify('waybill_due', '')`
+    await sql`select pg_notify('waybill_due', 'retry')`
   }
   // A job that failed for good would swallow the new one of the same id.
   await sql`delete from pgboss.job where name = ${DELIVERIES} and id = ${deliveryId} and state > 'active'`

@@ -86,6 +86,20 @@ suite('the dispatcher', () => {
     await waitFor(() => ends.length === 40)
   })
 
+  test('retries that are announced are fetched at once, and others at the next look', async (t) => {
+    const waiting = { first: 0, retry: 0 }
+    const { loop, ends } = start(t, waiting)
+    for (let round = 1; round <= 5; round++) {
+      waiting.retry = 1
+      const begun = Date.now()
+      loop.wake(true)
+      await waitFor(() => ends.length === round, { intervalMs: 5 })
+      assert.ok(Date.now() - begun < 250, `it took ${Date.now() - begun} ms`)
+    }
+    waiting.retry = 1
+    await waitFor(() => ends.length === 6)
+  })
+
   test('what a fetch found and did not keep takes no slot', async (t) => {
     const waiting = { first: 5000, retry: 0 }
     const { seen } = start(t, waiting, { keep: false })
