@@ -1,16 +1,15 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
-import { openSync, readFileSync } from 'node:fs'
+import { openSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { SHIPPED } from '../as-shipped.ts'
 import type { BenchDatabase } from './database.ts'
 import { cpuSeconds, peakMemory } from './usage.ts'
 
 const ROOT = fileURLToPath(new URL('../../', import.meta.url))
 const START_MS = 60_000
-/** As `npm start` has it, flags included. */
-const START = (JSON.parse(readFileSync(join(ROOT, 'package.json'), 'utf8')).scripts.start as string).split(' ').slice(1)
 
 export type Role = 'api' | 'worker'
 export type Services = ReturnType<typeof createServices>
@@ -26,6 +25,7 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
   const adminKey = randomBytes(24).toString('base64url')
   const env = {
     ...process.env,
+    ...SHIPPED.env,
     DATABASE_URL: database.url,
     ADMIN_API_KEY: adminKey,
     ENCRYPTION_KEY: randomBytes(32).toString('base64'),
@@ -47,7 +47,7 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
     const name = `${role}-${++started}`
     const logFile = join(database.directory, `${name}.log`)
     const profile = profileTo ? ['--cpu-prof', `--cpu-prof-dir=${profileTo}`, `--cpu-prof-name=${name}.cpuprofile`] : []
-    const child = spawn(process.execPath, [...profile, ...START, '--mode', role], {
+    const child = spawn(process.execPath, [...profile, ...SHIPPED.flags, SHIPPED.main, '--mode', role], {
       cwd: ROOT,
       env,
       stdio: ['ignore', openSync(logFile, 'w'), 'inherit'],
