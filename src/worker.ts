@@ -179,7 +179,7 @@ export async function startWorker(deps: {
     idleMs: STALE_LOOK_MS,
     log,
     async run() {
-      const stale = lanes.takeStale(Date.now())
+      const stale = lanes.takeStale()
       if (stale.length > 0) await hold(stale)
       return false
     },

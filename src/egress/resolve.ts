@@ -61,9 +61,9 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
 function createHostsReader(path: string): () => Map<string, string[]> {
   let hosts = new Map<string, string[]>()
   let modifiedAt = 0
-  let checkedAt = 0
+  let checkedAt = -HOSTS_CHECK_INTERVAL_MS
   return () => {
-    const now = Date.now()
+    const now = performance.now()
     if (now - checkedAt < HOSTS_CHECK_INTERVAL_MS) return hosts
     checkedAt = now
     const mtimeMs = statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0

@@ -23,8 +23,7 @@ export type BreakerRules = {
 /** What a batch of attempts did to an endpoint, and what is known of it. */
 export type Evidence = {
   successes: number
-  failures: number
-  /** Whether the probe that was under way is among the failures. */
+  /** Whether the probe that was under way has failed. */
   probeFailed: boolean
   failureStreak: number
   failingSeconds: number

@@ -23,7 +23,7 @@ export type Claim = {
   withinQuota: boolean
   /** How many attempts the endpoint takes at once; null when only the worker's own cap holds. */
   atOnce: number | null
-  /** For a paced endpoint: when the attempt may start, in milliseconds of this process's clock; else null. */
+  /** For a paced endpoint: when the attempt may start, by performance.now(), which nobody sets; else null. */
   startAt: number | null
   /** The database's clock minus this process's, in milliseconds. */
   clockOffsetMs: number
@@ -97,7 +97,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
         secrets: row.previous_secret ? [row.signing_secret, row.previous_secret] : [row.signing_secret],
         withinQuota: row.within_quota,
         atOnce: row.at_once,
-        startAt: row.slot === null ? null : row.slot - clockOffsetMs,
+        startAt: row.slot === null ? null : row.slot - clockOffsetMs - Date.now() + performance.now(),
         clockOffsetMs,
       })
     }

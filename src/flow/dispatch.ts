@@ -28,7 +28,7 @@ export function startDispatcher(options: {
   const backlog = { first: false, retry: false }
   /** Whether there may be some that no fetch has looked for. */
   const announced = { first: true, retry: true }
-  let lastLook = 0
+  let lastLook = -POLL_MS
 
   function take(kind: Kind): () => void {
     let taken = true
@@ -56,8 +56,8 @@ export function startDispatcher(options: {
     if (free() <= 0) return false
     if (free() < MAX_BATCH / 4 && (backlog.first || backlog.retry))
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
-    const mustLook = Date.now() - lastLook >= POLL_MS
-    if (mustLook) lastLook = Date.now()
+    const mustLook = performance.now() - lastLook >= POLL_MS
+    if (mustLook) lastLook = performance.now()
     if (announced.first || backlog.first || mustLook) {
       const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
       await fetch('first', free() - Math.max(share, mustLook ? 1 : 0))

@@ -26,7 +26,7 @@ export type Lanes = {
   /** An attempt's request is over: answers the claim that takes its place, if one waits. Said again, it means nothing. */
   next(claim: Claim): Claim | undefined
   /** Claims that would have to wait longer than was foreseen; they are no longer waiting afterwards. */
-  takeStale(now: number): Claim[]
+  takeStale(): Claim[]
   /** All claims that wait; none is waiting afterwards. */
   takeWaiting(): Claim[]
   /** `count` deliveries of the endpoint were released and will arrive soon. */
@@ -53,7 +53,15 @@ export type Lanes = {
  * - others wait here only as long as the endpoint is fast enough to come to them soon; what does not fit is held, so a
  *   slow endpoint fills neither the slots nor the memory.
  */
-export function createLanes({ cap, slots }: { cap: number; slots: number }): Lanes {
+export function createLanes({
+  cap,
+  slots,
+  clock = () => performance.now(),
+}: {
+  cap: number
+  slots: number
+  clock?: () => number
+}): Lanes {
   const lanes = new Map<string, Lane>()
   let stuck = { at: 0, count: 0, byTenant: new Map<string, number>() }
 
@@ -65,7 +73,7 @@ export function createLanes({ cap, slots }: { cap: number; slots: number }): Lan
         started: new Map(),
         waiting: [],
         arriving: { count: 0, until: 0 },
-        window: { since: Date.now(), finished: 0 },
+        window: { since: clock(), finished: 0 },
         lastWindow: 0,
       }
       lanes.set(endpointId, lane)
@@ -129,7 +137,7 @@ export function createLanes({ cap, slots }: { cap: number; slots: number }): Lan
   return {
     admit(claim) {
       const lane = laneOf(claim.endpointId, claim.tenantId)
-      const now = Date.now()
+      const now = clock()
       if (lane.arriving.count > 0) lane.arriving.count--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       if (!isQuick && spareOf(claim.tenantId, now) <= 0) return 'full'
@@ -147,7 +155,7 @@ export function createLanes({ cap, slots }: { cap: number; slots: number }): Lan
     },
     next(claim) {
       const lane = laneOf(claim.endpointId)
-      const now = Date.now()
+      const now = clock()
       const lasted = now - (lane.started.get(claim) ?? now)
       if (!lane.started.delete(claim)) return undefined
       paceOf(lane, now)
@@ -157,7 +165,8 @@ export function createLanes({ cap, slots }: { cap: number; slots: number }): Lan
       if (entry !== undefined) lane.started.set(entry.claim, now)
       return entry?.claim
     },
-    takeStale(now) {
+    takeStale() {
+      const now = clock()
       const stale: Claim[] = []
       for (const [endpointId, lane] of lanes) {
         const keep = isFresh(lane, now) ? lane.waiting.length : 2 * inPatience(lane, now)
@@ -176,20 +185,20 @@ export function createLanes({ cap, slots }: { cap: number; slots: number }): Lan
     },
     expect(endpointId, count) {
       const lane = laneOf(endpointId)
-      const now = Date.now()
+      const now = clock()
       lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
     },
     isRoomy(endpointId) {
       return this.busy(endpointId) <= this.room(endpointId) / 2
     },
-    pace: (endpointId) => paceOf(laneOf(endpointId), Date.now()),
-    spare: (tenantId) => spareOf(tenantId, Date.now()),
+    pace: (endpointId) => paceOf(laneOf(endpointId), clock()),
+    spare: (tenantId) => spareOf(tenantId, clock()),
     busy(endpointId) {
       const lane = lanes.get(endpointId)
-      return lane === undefined ? 0 : lane.started.size + lane.waiting.length + arriving(lane, Date.now())
+      return lane === undefined ? 0 : lane.started.size + lane.waiting.length + arriving(lane, clock())
     },
     room(endpointId) {
-      const now = Date.now()
+      const now = clock()
       const lane = laneOf(endpointId)
       return Math.max(limitOf(lane, now), paceOf(lane, now))
     },

@@ -82,7 +82,6 @@ function moveBreakers(standings: Standing[], results: Result[], rules: EndpointR
       now,
       {
         successes,
-        failures: theirs.length - successes,
         probeFailed: theirs.some(
           ({ claim, ending }) => claim.deliveryId === standing.probing && ending !== 'delivered',
         ),

@@ -12,7 +12,7 @@ export function createTurns(perTurn: number): () => Promise<void> {
     })
 }
 
-/** Waits until `moment` (milliseconds since 1970); rejects with the signal's reason when it aborts first. */
+/** Waits until `moment` (by performance.now()); rejects with the signal's reason when it aborts first. */
 export function until(moment: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const stop = () => {
@@ -24,7 +24,7 @@ export function until(moment: number, signal: AbortSignal): Promise<void> {
         signal.removeEventListener('abort', stop)
         resolve()
       },
-      Math.max(0, moment - Date.now()),
+      Math.max(0, moment - performance.now()),
     )
     if (signal.aborted) stop()
     else signal.addEventListener('abort', stop)

@@ -32,9 +32,9 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
     idleMs: LOOK_MS,
     log,
     async run() {
-      if (Date.now() < lookFrom) return false
+      if (performance.now() < lookFrom) return false
       const found = await takeBack(pool, boss).catch((error: unknown) => {
-        lookFrom = Date.now() + AFTER_FAILURE_MS
+        lookFrom = performance.now() + AFTER_FAILURE_MS
         throw error
       })
       if (found.length === 0) return false

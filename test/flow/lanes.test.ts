@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { suite, type TestContext, test } from 'node:test'
+import { suite, test } from 'node:test'
 import type { Claim } from '../../src/flow/claim.ts'
 import { createLanes } from '../../src/flow/lanes.ts'
 
@@ -9,9 +9,9 @@ const claimOf = (endpointId: string, more: Partial<Claim> = {}) =>
   ({ tenantId: endpointId, endpointId, deliveryId: 'same', atOnce: null, startAt: null, ...more }) as Claim
 
 /** Lanes with a clock that the test moves. */
-function setUp(t: TestContext) {
-  t.mock.timers.enable({ apis: ['Date'], now: 1_000_000 })
-  const lanes = createLanes({ cap: 50, slots: SLOTS })
+function setUp() {
+  let now = 1_000_000
+  const lanes = createLanes({ cap: 50, slots: SLOTS, clock: () => now })
   const started = new Map<string, Claim[]>()
   const admit = (endpointId: string, count: number, more: Partial<Claim> = {}) => {
     const verdicts = { start: 0, wait: 0, full: 0 }
@@ -30,42 +30,45 @@ function setUp(t: TestContext) {
       if (next !== undefined) mine.push(next)
     }
   }
-  return { lanes, admit, finish, tick: (ms: number) => t.mock.timers.tick(ms) }
+  const tick = (ms: number) => {
+    now += ms
+  }
+  return { lanes, admit, finish, tick }
 }
 
 suite('lanes', () => {
-  test('one endpoint starts its cap, has some wait, and leaves half of the slots to others', (t) => {
-    const { admit } = setUp(t)
+  test('one endpoint starts its cap, has some wait, and leaves half of the slots to others', () => {
+    const { admit } = setUp()
     const verdicts = admit('hangs', 1000)
     assert.equal(verdicts.start, 50)
     assert.ok(verdicts.start + verdicts.wait <= SLOTS / 2, JSON.stringify(verdicts))
   })
 
-  test('what waits for an endpoint that hangs is given up after a moment, and nothing more waits', (t) => {
-    const { lanes, admit, tick } = setUp(t)
+  test('what waits for an endpoint that hangs is given up after a moment, and nothing more waits', () => {
+    const { lanes, admit, tick } = setUp()
     const { wait } = admit('hangs', 1000)
-    assert.equal(lanes.takeStale(Date.now()).length, 0)
+    assert.equal(lanes.takeStale().length, 0)
     tick(301)
-    assert.equal(lanes.takeStale(Date.now()).length, wait)
+    assert.equal(lanes.takeStale().length, wait)
     assert.equal(lanes.busy('hangs'), 50)
     assert.deepEqual(admit('hangs', 10), { start: 0, wait: 0, full: 10 })
   })
 
-  test('each endpoint that hangs takes less than the one before, so that there is room for one more', (t) => {
-    const { lanes, admit, tick } = setUp(t)
+  test('each endpoint that hangs takes less than the one before, so that there is room for one more', () => {
+    const { lanes, admit, tick } = setUp()
     let inHand = 0
     for (let nth = 0; nth < 12; nth++) {
       admit(`hangs ${nth}`, 100)
       tick(301)
-      lanes.takeStale(Date.now())
+      lanes.takeStale()
       inHand = Array.from({ length: nth + 1 }, (_, n) => lanes.busy(`hangs ${n}`)).reduce((a, b) => a + b)
       assert.ok(inHand < SLOTS - 4, `${inHand} slots are stuck after ${nth + 1}`)
     }
     assert.equal(admit('healthy', 1).start, 1)
   })
 
-  test('a tenant with hundreds of endpoints that hang leaves half of the slots to others', (t) => {
-    const { lanes, admit } = setUp(t)
+  test('a tenant with hundreds of endpoints that hang leaves half of the slots to others', () => {
+    const { lanes, admit } = setUp()
     let started = 0
     for (let nth = 0; nth < 500; nth++) started += admit(`hangs ${nth}`, 1, { tenantId: 'hostile' }).start
     assert.equal(started, SLOTS / 2)
@@ -73,8 +76,8 @@ suite('lanes', () => {
     assert.equal(admit('healthy', 1).start, 1)
   })
 
-  test('attempts that a deadline has ended do not make their endpoints quick', (t) => {
-    const { admit, finish, tick } = setUp(t)
+  test('attempts that a deadline has ended do not make their endpoints quick', () => {
+    const { admit, finish, tick } = setUp()
     for (let nth = 0; nth < 300; nth++) admit(`${nth}`, 1, { tenantId: 'many' })
     tick(15_000)
     for (let nth = 0; nth < 300; nth++) finish(`${nth}`, 1)
@@ -83,8 +86,8 @@ suite('lanes', () => {
     assert.ok(again > 0 && again <= SLOTS / 2, `${again} started anew`)
   })
 
-  test('many may wait for an endpoint that keeps finishing, and no more than the cap are under way', (t) => {
-    const { lanes, admit, finish, tick } = setUp(t)
+  test('many may wait for an endpoint that keeps finishing, and no more than the cap are under way', () => {
+    const { lanes, admit, finish, tick } = setUp()
     for (let step = 0; step < 100; step++) {
       admit('fast', 20)
       tick(10)
@@ -93,11 +96,11 @@ suite('lanes', () => {
     assert.equal(lanes.room('fast'), 1000)
     assert.deepEqual(admit('fast', 200), { start: 50, wait: 150, full: 0 })
     tick(301)
-    assert.equal(lanes.takeStale(Date.now()).length, 0, 'they are waited for, since it is fast')
+    assert.equal(lanes.takeStale().length, 0, 'they are waited for, since it is fast')
   })
 
-  test('a fast endpoint that begins to hang loses what waits within a second and a half', (t) => {
-    const { lanes, admit, finish, tick } = setUp(t)
+  test('a fast endpoint that begins to hang loses what waits within a second and a half', () => {
+    const { lanes, admit, finish, tick } = setUp()
     for (let step = 0; step < 100; step++) {
       admit('fast', 20)
       tick(10)
@@ -107,20 +110,20 @@ suite('lanes', () => {
     let given = 0
     for (let ms = 0; ms < 1500; ms += 100) {
       tick(100)
-      given += lanes.takeStale(Date.now()).length
+      given += lanes.takeStale().length
     }
     assert.equal(given, 150)
   })
 
-  test('an endpoint that takes one at a time has none waiting', (t) => {
-    const { admit, finish } = setUp(t)
+  test('an endpoint that takes one at a time has none waiting', () => {
+    const { admit, finish } = setUp()
     assert.deepEqual(admit('ordered', 3, { atOnce: 1 }), { start: 1, wait: 0, full: 2 })
     finish('ordered', 1)
     assert.deepEqual(admit('ordered', 1, { atOnce: 1 }), { start: 1, wait: 0, full: 0 })
   })
 
-  test('those that wait follow in order as others end, and the same delivery claimed twice is counted twice', (t) => {
-    const { lanes } = setUp(t)
+  test('those that wait follow in order as others end, and the same delivery claimed twice is counted twice', () => {
+    const { lanes } = setUp()
     const claims = ['a', 'b', 'a', 'c'].map((deliveryId) => claimOf('e', { deliveryId, atOnce: 2 }))
     assert.deepEqual(
       claims.map((claim) => lanes.admit(claim)),
@@ -134,8 +137,8 @@ suite('lanes', () => {
     assert.equal(lanes.busy('e'), 0)
   })
 
-  test('what was released counts until it comes, or half a second long', (t) => {
-    const { lanes, admit, tick } = setUp(t)
+  test('what was released counts until it comes, or half a second long', () => {
+    const { lanes, admit, tick } = setUp()
     lanes.expect('e', 40)
     assert.equal(lanes.isRoomy('e'), false)
     admit('e', 10)
@@ -145,8 +148,8 @@ suite('lanes', () => {
     assert.equal(lanes.isRoomy('e'), true)
   })
 
-  test('on shutdown all that waits is given back', (t) => {
-    const { lanes, admit } = setUp(t)
+  test('on shutdown all that waits is given back', () => {
+    const { lanes, admit } = setUp()
     const { wait } = admit('e', 70)
     assert.equal(lanes.takeWaiting().length, wait)
     assert.equal(lanes.takeWaiting().length, 0)
