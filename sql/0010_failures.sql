@@ -53,12 +53,36 @@ begin
   if counted then perform waybill.refund_attempts(held_tenants); end if;
 end $$;
 
--- Gives places in the month back for attempts that were counted and then not made.
+-- Gives places in the month back for attempts that were counted and then not made. The rows are locked in the order in
+-- which claims lock them.
 create function waybill.refund_attempts(tenants text[]) returns void language sql as $$
+  select from waybill.usage
+  where tenant_id = any(tenants) and month = date_trunc('month', now() at time zone 'utc')::date and metric = 'attempts'
+  order by tenant_id for no key update;
   update waybill.usage u set count = u.count - r.n
-  from (select tenant_id, count(*) as n from unnest(tenants) as t (tenant_id) group by tenant_id order by tenant_id) r
+  from (select tenant_id, count(*) as n from unnest(tenants) as t (tenant_id) group by tenant_id) r
   where u.tenant_id = r.tenant_id and u.month = date_trunc('month', now() at time zone 'utc')::date and u.metric = 'attempts'
 $$;
+
+-- As it was, but by ids, and with the refund above: gives claims back as if they had not been made, due at once, no retry
+-- spent, nothing counted. Only what is still claimed as it was is touched; answers with how many.
+create or replace function waybill.unclaim(ids uuid[], retry_counts int[]) returns bigint language plpgsql
+set plan_cache_mode = force_custom_plan set enable_seqscan = off
+as $$
+declare
+  tenants text[];
+begin
+  with given as (
+    -- started_on decides whether pg-boss's next fetch counts a retry.
+    update pgboss.job j set state = 'created', started_on = null, heartbeat_on = null
+    from unnest(ids, retry_counts) as u (id, retry_count)
+    where j.name = 'deliveries' and j.id = any(ids) and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
+    returning j.data ->> 'tenant_id' as tenant_id
+  )
+  select coalesce(array_agg(tenant_id), '{}') into tenants from given;
+  perform waybill.refund_attempts(tenants);
+  return cardinality(tenants);
+end $$;
 
 -- As it was, but that its last update names the ids, and that retries are announced as such: queues held deliveries,
 -- oldest first, and says how many of each endpoint. `busy` is how many of its deliveries the caller has in hand, `most`

@@ -1,11 +1,12 @@
 import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db.ts'
 import type { Sender } from './egress/send.ts'
-import { type Claim, claimDeliveries, unclaim } from './flow/claim.ts'
+import { type Claim, type ClaimedJob, claimDeliveries, unclaim } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
 import { holdDeliveries } from './flow/hold.ts'
+import { insist } from './flow/insist.ts'
 import { createLanes } from './flow/lanes.ts'
 import { startLoop } from './flow/loop.ts'
 import type { EndpointRules } from './flow/observe.ts'
@@ -13,7 +14,6 @@ import { createTurns, until } from './flow/pacing.ts'
 import { createRecord } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
 import { startTakingBack } from './flow/take-back.ts'
-import { untilRecorded } from './flow/until-recorded.ts'
 import type { Log } from './log.ts'
 import { bossDb, DELIVERIES } from './queue.ts'
 import { cacheOpened, type SecretBox } from './secrets.ts'
@@ -64,14 +64,19 @@ export async function startWorker(deps: {
    * Everything that is claimed: started, or waiting for its endpoint or its moment, with what frees its slot. By claim: when
    * one lapses, this very worker may claim the delivery again.
    */
-  const inHand = new Map<Claim, () => void>()
+  const inHand = new Map<ClaimedJob, () => void>()
   const attempts = new Set<Promise<void>>()
   const turn = createTurns(STARTS_A_TURN)
   const chores = new Set<Promise<void>>()
   const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
+  const record = createRecord({ pool, boss, rules, log })
   const deliver = createDeliver({
     sender: deps.sender,
-    record: untilRecorded(createRecord({ pool, boss, rules, log }), log),
+    record: (attempt) =>
+      insist(
+        () => record(attempt),
+        (error) => log.warn({ err: error, delivery_id: attempt.claim.deliveryId }, 'record.waiting'),
+      ),
     openSecret: cacheOpened(deps.secretBox),
     headerPrefix: deps.headerPrefix,
     userAgent: deps.userAgent,
@@ -106,12 +111,14 @@ export async function startWorker(deps: {
     attempts.add(done)
   }
 
+  function freeSlots(claims: ClaimedJob[]): void {
+    for (const claim of claims) inHand.get(claim)?.()
+  }
+
   /** They are not in hand any more, and their slots are free. */
-  function letGo(claims: Claim[]): void {
-    for (const claim of claims) {
-      inHand.get(claim)?.()
-      inHand.delete(claim)
-    }
+  function letGo(claims: ClaimedJob[]): void {
+    freeSlots(claims)
+    for (const claim of claims) inHand.delete(claim)
   }
 
   /**
@@ -128,9 +135,13 @@ export async function startWorker(deps: {
     }
   }
 
-  async function hold(held: Claim[]): Promise<void> {
-    letGo(held)
-    await holdDeliveries(pool, held, { counted: true })
+  /** They stay in hand until they are held: claims that lapse count as attempts whose worker was lost. */
+  async function hold(held: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
+    freeSlots(held)
+    await insist(
+      () => holdDeliveries(pool, held, { counted }),
+      (error) => log.warn({ err: error, deliveries: held.length }, 'hold.waiting'),
+    ).finally(() => letGo(held))
   }
 
   /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */
@@ -156,10 +167,11 @@ export async function startWorker(deps: {
         if (verdict === 'full') full.push(claim)
       }
       const { hold: unsendable, obsolete } = claimed
+      for (const job of unsendable) inHand.set(job, () => {})
       if (full.length + unsendable.length + obsolete.length > 0) {
         await aside(async () => {
-          if (full.length > 0) await hold(full)
-          if (unsendable.length > 0) await holdDeliveries(pool, unsendable)
+          if (full.length > 0) await hold(full, { counted: true })
+          if (unsendable.length > 0) await hold(unsendable, { counted: false })
           const jobs = obsolete.map(({ job }) => job)
           if (jobs.length > 0) await boss.deleteJob(DELIVERIES, jobs, { db: bossDb(pool) })
         })
@@ -180,7 +192,7 @@ export async function startWorker(deps: {
     log,
     async run() {
       const stale = lanes.takeStale()
-      if (stale.length > 0) await hold(stale)
+      if (stale.length > 0) await hold(stale, { counted: true })
       return false
     },
   })

@@ -226,6 +226,19 @@ suite('the life of an event', { concurrency: true }, () => {
     assert.equal(receiver.at(path).length, 2)
   })
 
+  test('a replay of what has lost its job sends it once, and its attempts go on counting', async () => {
+    const { tenant, path } = await start()
+    receiver.script(path, { status: 503, headers: { 'retry-after': '3600' } }, 200)
+    const { delivery_ids } = await tenant.publish()
+    const id = delivery_ids[0]!
+    await becomes(tenant, id, 'retrying')
+    await database.sql`delete from pgboss.job where id = ${id}`
+    assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202)
+    const delivered = await becomes(tenant, id, 'delivered')
+    assert.equal(delivered.attempt_count, 2)
+    assert.equal(receiver.at(path).length, 2)
+  })
+
   test('replays that cross the recording of an attempt all succeed, and every request has its record', async () => {
     const { tenant, path } = await start()
     const { delivery_ids } = await tenant.publish()

@@ -33,6 +33,8 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
   if (jobs.length === 0) return 0
   const tenants = jobs.map((job) => job.data.tenant_id)
   const deliveries = jobs.map((job) => job.data.delivery_id ?? job.sourceId ?? job.id)
+  const sorted = deliveries.toSorted()
+  const within = pool`d.delivery_id between waybill.first_delivery_id(${sorted[0] as string}) and waybill.last_delivery_id(${sorted.at(-1) as string})`
   const lines = await pool.begin(async (sql) => {
     await sql`
       with failed as (
@@ -41,7 +43,7 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
       ), lost as (
         select d.tenant_id, d.delivery_id, d.endpoint_id, d.status, d.attempt_count, d.earlier_attempts + f.tries as made
         from failed f join waybill.deliveries d on d.tenant_id = f.tenant_id and d.delivery_id = f.id
-        where d.status in ('pending', 'retrying') for update of d
+        where d.status in ('pending', 'retrying') and ${within} for update of d
       ), marked as (
         update waybill.deliveries d set status = 'dead_lettered', dead_letter_reason = 'worker_lost', attempt_count = l.made,
           last_attempt_at = now(), last_status_code = null, last_error = 'worker_lost', next_attempt_at = null, updated_at = now(), completed_at = now()
@@ -74,7 +76,7 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
     const letters = await sql<DeadLetter[]>`
       select d.tenant_id, d.delivery_id, d.event_id, d.endpoint_id, d.event_type, d.dead_letter_reason, d.attempt_count
       from unnest(${tenants}::text[], ${deliveries}::uuid[]) as j (tenant_id, delivery_id) join waybill.deliveries d using (tenant_id, delivery_id)
-      where d.status = 'dead_lettered'`
+      where d.status = 'dead_lettered' and ${within}`
     for (const letter of letters) if (!OPERATIONAL.has(letter.event_type)) await announce(sql, letter)
     return letters
   })

@@ -6,7 +6,7 @@ import type { ClaimedJob } from './claim.ts'
  * retries that they have left. Held wrongly, because the endpoint recovered meanwhile, they are released at the next look.
  * `counted`: they have places in the month, which they give back.
  */
-export async function holdDeliveries(pool: Pool, jobs: ClaimedJob[], { counted = false } = {}): Promise<void> {
+export async function holdDeliveries(pool: Pool, jobs: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
   const column = <T>(read: (job: ClaimedJob) => T) => jobs.map(read)
   await pool`
     select waybill.hold_claims(${column((job) => job.tenantId)}::text[], ${column((job) => job.deliveryId)}::uuid[],

@@ -1,5 +1,5 @@
 import type { PgBoss } from 'pg-boss'
-import type { Db, Pool } from '../db.ts'
+import { type Db, isRetryable, type Pool } from '../db.ts'
 import type { Outcome } from '../egress/send.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
@@ -36,13 +36,22 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       pool,
       attempts.map((attempt) => ({ ...attempt, ending: 'delivered', nextAttemptAt: null })),
     )
-    // A success moves a breaker that is not closed. Should this process end between the two, the next one does.
-    const changes = stored.standings.every(({ breaker }) => breaker === 'closed')
-      ? []
-      : await pool.begin(async (sql) =>
-          observeEndpoints(sql, await lockStandings(sql, stored.standings), stored.results, rules),
-        )
-    return { ...stored, changes }
+    // A success moves a breaker that is not closed.
+    const isClosed = stored.standings.every(({ breaker }) => breaker === 'closed')
+    return { ...stored, changes: isClosed ? [] : await observeStored(stored) }
+  }
+
+  /** What has been stored stays so: should this fail, or the process end before it, the next success moves the breaker. */
+  async function observeStored(stored: Omit<Stored, 'changes'>): Promise<StateChange[]> {
+    try {
+      return await pool.begin(async (sql) =>
+        observeEndpoints(sql, await lockStandings(sql, stored.standings), stored.results, rules),
+      )
+    } catch (error) {
+      if (isRetryable(error)) return await observeStored(stored)
+      deps.log.error({ err: error }, 'breaker.not_moved')
+      return []
+    }
   }
 
   async function recordAny(attempts: AttemptRecord[]): Promise<Stored> {

@@ -5,7 +5,8 @@ type State = { endpoint_id: string; status: string; held: boolean; hold: boolean
 
 /**
  * Makes a delivery due now. A finished one becomes pending again with a full set of retries, and its attempt numbers go
- * on; one that waits for a retry loses the wait; one that is being attempted, or is held, stays as it is. The delivery's
+ * on; one that waits for a retry loses the wait; one that is being attempted, or is held, stays as it is; one whose job is
+ * lost gets another. The delivery's
  * row is locked, so any number of replays at once queue it once. False when the tenant has no such delivery.
  */
 export async function replayDelivery(pool: Pool, tenantId: string, deliveryId: string): Promise<boolean> {
@@ -32,7 +33,8 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
     left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
     where d.tenant_id = ${tenantId} and d.delivery_id = ${deliveryId} for update of d`
   if (delivery === undefined) return false
-  if (delivery.status === 'delivered' || delivery.status === 'dead_lettered') {
+  const isFinished = delivery.status === 'delivered' || delivery.status === 'dead_lettered'
+  if (isFinished) {
     await reopen(sql, tenantId, deliveryId, delivery)
     // Where not everything may be sent at once, it stands in line like any other.
     if (delivery.hold) return true
@@ -49,6 +51,14 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
   // To queue it again would wait for whoever settles the job, who waits for this delivery.
   const queued = await sql`select from pgboss.job where name = ${DELIVERIES} and id = ${deliveryId}`
   if (queued.length > 0) return true
+  if (!isFinished) {
+    // Its job is lost: held, it comes back with the retries that it has left, and its attempts go on counting.
+    await sql`
+      update waybill.deliveries set held = true, spent_retries = greatest(0, attempt_count - earlier_attempts), next_attempt_at = null, updated_at = now()
+      where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`
+    await countHeld(sql, tenantId, delivery.endpoint_id)
+    return true
+  }
   await sql`
     select waybill.enqueue(json_build_array(json_build_object('id', ${deliveryId}::text, 'priority', -floor(tag)::int,
       'data', json_build_object('tenant_id', ${tenantId}::text)))::text), pg_notify('waybill_due', '') from waybill.queue_clock`
@@ -69,6 +79,8 @@ async function reopen(
   await sql`
     select waybill.count_deliveries(${[tenantId, tenantId]}, ${[endpoint_id, endpoint_id]}::uuid[],
       ${[status, 'pending']}::waybill.delivery_status[], ${[-1, 1]})`
-  if (hold)
-    await sql`select waybill.count_held(${[tenantId]}, ${[endpoint_id]}::uuid[], ${[1]}), pg_notify('waybill_held', '')`
+  if (hold) await countHeld(sql, tenantId, endpoint_id)
 }
+
+const countHeld = (sql: Db, tenantId: string, endpointId: string) =>
+  sql`select waybill.count_held(${[tenantId]}, ${[endpointId]}::uuid[], ${[1]}), pg_notify('waybill_held', '')`

@@ -5,6 +5,8 @@ import type { Mount } from './route.ts'
 import { answers } from './schemas.ts'
 
 const count = z.int()
+/** Of an endpoint's queued deliveries: most of them may wait for a retry, however old they are. */
+const OLDEST = 1000
 
 const getMetrics = createRoute({
   method: 'get',
@@ -68,9 +70,11 @@ export function mountMetrics(mount: Mount, { pool }: { pool: Pool }): void {
         from waybill.endpoints e
         join waybill.endpoint_stats s using (tenant_id, endpoint_id)
         left join lateral (
-          select next_attempt_at as due from waybill.deliveries d
-          where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
-          order by delivery_id limit 1) queued on true
+          select min(next_attempt_at) as due from (
+            select next_attempt_at from waybill.deliveries d
+            where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
+            order by delivery_id limit ${OLDEST}) oldest
+        ) queued on true
         left join lateral (
           select case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end as due
           from waybill.deliveries d
