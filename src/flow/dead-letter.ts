@@ -77,13 +77,21 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
       select d.tenant_id, d.delivery_id, d.event_id, d.endpoint_id, d.event_type, d.dead_letter_reason, d.attempt_count
       from unnest(${tenants}::text[], ${deliveries}::uuid[]) as j (tenant_id, delivery_id) join waybill.deliveries d using (tenant_id, delivery_id)
       where d.status = 'dead_lettered' and ${within}`
-    for (const letter of letters) if (!OPERATIONAL.has(letter.event_type)) await announce(sql, letter)
+    await announce(
+      sql,
+      letters.filter(({ event_type }) => !OPERATIONAL.has(event_type)),
+    )
     return letters
   })
   for (const line of lines) log.warn({ ...line }, 'delivery.dead_lettered')
   return jobs.length
 }
 
-async function announce(sql: Db, { tenant_id, ...letter }: DeadLetter): Promise<void> {
-  await sql`select waybill.announce(${tenant_id}, ${letter.endpoint_id}, 'delivery.dead_lettered', ${JSON.stringify(letter)})`
+async function announce(sql: Db, letters: DeadLetter[]): Promise<void> {
+  if (letters.length === 0) return
+  const payloads = letters.map(({ tenant_id, ...letter }) => JSON.stringify(letter))
+  await sql`
+    select waybill.announce(tenant_id, endpoint_id, 'delivery.dead_lettered', payload)
+    from unnest(${letters.map(({ tenant_id }) => tenant_id)}::text[], ${letters.map(({ endpoint_id }) => endpoint_id)}::uuid[], ${payloads}::text[])
+      as l (tenant_id, endpoint_id, payload)`
 }
