@@ -33,7 +33,13 @@ export async function startMaintenance(deps: {
       await boss.createQueue(name, { retryLimit: 3, retryDelay: 60, expireInSeconds: 3600 })
     await boss.schedule(name, cron, null, { tz: 'UTC' })
     await boss.work(name, { pollingIntervalSeconds: 10 }, async () => {
-      await run()
+      try {
+        await run()
+      } catch (error) {
+        // pg-boss tries again, and tells nobody.
+        log.error({ err: error }, `${name}.failed`)
+        throw error
+      }
     })
   }
 }

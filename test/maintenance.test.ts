@@ -1,0 +1,43 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createLog } from '../src/log.ts'
+import { createBoss } from '../src/queue.ts'
+import { createDatabase } from './support/database.ts'
+import { startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+const SCHEDULED = ['partitions', 'queue_clock', 'retention']
+
+/** Has the next worker do the scheduled work as soon as it starts. */
+async function makeDue(url: string, names: string[]): Promise<void> {
+  const boss = createBoss(url, { log: createLog('silent'), work: false })
+  await boss.start()
+  for (const name of names) {
+    await boss.createQueue(name, { retryLimit: 1, retryDelay: 600 })
+    await boss.send(name)
+  }
+  await boss.stop({ graceful: false })
+}
+
+test('scheduled work that fails says so in the log, and is tried again', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  await sql`alter function waybill.make_partitions rename to gone_1`
+  await sql`alter function waybill.rebase_queue rename to gone_2`
+  await sql`alter table waybill.idempotency_keys rename to gone_3`
+  await makeDue(url, SCHEDULED)
+  const worker = await startService(t, { databaseUrl: url, mode: 'worker', args: ['--no-migrate'] })
+  for (const name of SCHEDULED) {
+    const line = await worker.logged(`${name}.failed`)
+    assert.equal(line.level, 'error')
+    assert.match((line.err as { message: string }).message, /does not exist/)
+  }
+  const states = () =>
+    sql`select name from pgboss.job where name in ${sql(SCHEDULED)} and state = 'retry' order by name`
+  await waitFor(
+    async () =>
+      assert.deepEqual(
+        (await states()).map(({ name }) => name),
+        SCHEDULED,
+      ) ?? true,
+  )
+})
