@@ -47,7 +47,8 @@ export function openDb(
       tcp_user_timeout: 15_000,
       ...(options.claims && { synchronous_commit: 'off' }),
     },
-    onnotice: (notice) => options.log.debug({ notice: notice.message }, 'database.notice'),
+    onnotice: ({ severity, message }) =>
+      options.log[severity === 'WARNING' ? 'warn' : 'debug']({ notice: message }, 'database.notice'),
   })
 }
 

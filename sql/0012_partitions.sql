@@ -1,0 +1,36 @@
+-- Makes the daily partitions from yesterday to `days` ahead that are missing, each day's three together or not at all:
+-- retention drops them together. Attaching reads the default partition under a lock that stops whoever opens it, which is
+-- everybody whose query has no bounds, so it waits for that lock only briefly: a long reader, such as pg_dump, would
+-- otherwise have them all wait behind it. A day that cannot be made is said in a warning and costs no other day; its rows
+-- stand in the default partition, where everything works but that retention deletes them row by row.
+create or replace function waybill.make_partitions(days int) returns void language plpgsql as $$
+declare
+  kind text;
+  day date;
+  part text;
+begin
+  perform pg_advisory_xact_lock(hashtext('waybill.make_partitions'));
+  perform set_config('lock_timeout', '200ms', true);
+  for day in select d::date from generate_series((now() at time zone 'utc')::date - 1, (now() at time zone 'utc')::date + days, interval '1 day') d loop
+    begin
+      foreach kind in array array['events', 'deliveries', 'attempts'] loop
+        part := format('%s_%s', kind, to_char(day, 'YYYYMMDD'));
+        continue when to_regclass('waybill.' || part) is not null;
+        execute format('create table waybill.%I (like waybill.%I including all)', part, kind);
+        if kind = 'deliveries' then
+          -- Every delivery is updated at least once: room in the page keeps the new version beside the old one.
+          execute format('alter table waybill.%I set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05)', part);
+        end if;
+        execute format('alter table waybill.%I attach partition waybill.%I for values from (%L) to (%L)', kind, part,
+          waybill.first_id(day::timestamp at time zone 'utc'), waybill.first_id((day + 1)::timestamp at time zone 'utc'));
+      end loop;
+    exception
+      when check_violation then
+        raise warning 'no partitions for %: the default partition has rows of that day', day;
+      when lock_not_available then
+        raise warning 'no partitions from % on yet: another transaction reads the default partition', day;
+        -- It would make the next day wait as well.
+        exit;
+    end;
+  end loop;
+end $$;

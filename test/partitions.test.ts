@@ -1,0 +1,65 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import type postgres from 'postgres'
+import { createDatabase } from './support/database.ts'
+import { createTenant, startService } from './support/service.ts'
+
+const KINDS = ['attempts', 'deliveries', 'events']
+
+/** The suffix of the partitions of a day, so many days ahead by the database's clock. */
+async function dayAhead(sql: postgres.Sql, days: number): Promise<string> {
+  const [row] = await sql`select to_char((now() at time zone 'utc')::date + ${days}::int, 'YYYYMMDD') as day`
+  return row?.day
+}
+
+/** The kinds that have a partition of `day`. */
+async function kindsOf(sql: postgres.Sql, day: string): Promise<string[]> {
+  const rows = await sql<{ kind: string }[]>`
+    select split_part(relname, '_', 1) as kind from pg_class
+    where relnamespace = 'waybill'::regnamespace and relispartition and relkind = 'r' and relname like ${`%${day}`} order by 1`
+  return rows.map(({ kind }) => kind)
+}
+
+async function dropDay(sql: postgres.Sql, day: string): Promise<void> {
+  for (const kind of KINDS) await sql.unsafe(`drop table waybill.${kind}_${day}`)
+}
+
+test('a row in the default partition costs its day the partitions, and no other day', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const days = await Promise.all([5, 6, 7].map((ahead) => dayAhead(sql, ahead)))
+  for (const day of days) await dropDay(sql, day)
+  // As what is published while the database's clock is ahead.
+  const [{ event_id }] = (await sql`
+    insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
+    values ('early', waybill.make_id(now() + interval '6 days'), 'early', '{}', 0) returning event_id`) as [
+    { event_id: string },
+  ]
+  const service = await startService(t, { databaseUrl, mode: 'api' })
+  assert.deepEqual(await Promise.all(days.map((day) => kindsOf(sql, day))), [KINDS, [], KINDS])
+  const said = await service.logged('database.notice')
+  assert.equal(said.level, 'warn')
+  assert.match(String(said.notice), /no partitions for \d{4}-\d\d-\d\d: the default partition has rows of that day/)
+  const { key } = await createTenant(service, { tenant_id: 'early' })
+  assert.equal((await service.call('GET', `/v1/events/${event_id}`, { key })).status, 200)
+})
+
+test('a dump keeps neither a start nor its readers waiting; the partitions come later', {
+  timeout: 60_000,
+}, async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const days = await Promise.all([6, 7].map((ahead) => dayAhead(sql, ahead)))
+  for (const day of days) await dropDay(sql, day)
+  await sql.begin(async (dump) => {
+    await dump`lock table waybill.deliveries, waybill.attempts, waybill.events in access share mode`
+    const service = await startService(t, { databaseUrl })
+    assert.match(String((await service.logged('database.notice')).notice), /no partitions from .* on yet/)
+    const making = sql`select waybill.make_partitions(7)`.execute()
+    const began = performance.now()
+    await Promise.all(Array.from({ length: 20 }, () => sql`select count(*) from waybill.deliveries`))
+    await making
+    assert.ok(performance.now() - began < 2000)
+    assert.deepEqual(await Promise.all(days.map((day) => kindsOf(sql, day))), [[], []])
+  })
+  await sql`select waybill.make_partitions(7)`
+  assert.deepEqual(await Promise.all(days.map((day) => kindsOf(sql, day))), [KINDS, KINDS])
+})
