@@ -16,17 +16,19 @@ const QUEUE_CLOCK_CRON = '37 * * * *'
  * Throws when `retentionCron` is not a cron expression.
  */
 export async function startMaintenance(deps: {
-  pool: Pool
+  upkeep: Pool
+  /** Its statements may take as long as a day's rows need. */
+  retention: Pool
   boss: PgBoss
   retentionDays: number
   retentionCron: string
   log: Log
 }): Promise<void> {
-  const { pool, boss, log } = deps
+  const { upkeep, retention, boss, log } = deps
   const work: [string, string, () => Promise<unknown>][] = [
-    [RETENTION, deps.retentionCron, () => runRetention(pool, { days: deps.retentionDays, apply: true, log })],
-    [PARTITIONS, PARTITIONS_CRON, () => makePartitions(pool)],
-    [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => pool`select waybill.rebase_queue()`],
+    [RETENTION, deps.retentionCron, () => runRetention(retention, { days: deps.retentionDays, apply: true, log })],
+    [PARTITIONS, PARTITIONS_CRON, () => makePartitions(upkeep)],
+    [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => upkeep`select waybill.rebase_queue()`],
   ]
   for (const [name, cron, run] of work) {
     if ((await boss.getQueue(name)) === null)

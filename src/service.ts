@@ -26,6 +26,8 @@ const API_CONNECTIONS = 10
 const WORKER_CONNECTIONS = 4
 /** For what goes through whole tables: it may take as long as this, and keeps nobody's connection meanwhile. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
+/** For retention, which counts a day at a time: what a large one takes on a slow disk, or it would be kept for good. */
+const RETENTION = { max: 2, patienceMs: 3_600_000 }
 
 /** Enough of the database's address and keys to run against it. */
 export type Database = { url: string; adminApiKey: string; encryptionKeys: Buffer[] }
@@ -63,8 +65,9 @@ export async function startService(options: {
   }
   const pool = open('', { max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS) })
   const upkeep = open(' upkeep', UPKEEP)
+  const retention = open(' retention', RETENTION)
   const pulse = open(' health', { max: 1, patienceMs: HEALTH_PATIENCE_MS })
-  await learnTypes(pool, upkeep)
+  await learnTypes(pool, upkeep, retention)
   // It reads nothing that has a type of its own.
   pulse.options.fetch_types = false
   releasers.add('listening', watchListening(pool))
@@ -76,7 +79,8 @@ export async function startService(options: {
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
     await startMaintenance({
-      pool: upkeep,
+      upkeep,
+      retention,
       boss,
       retentionDays: config.RETENTION_DAYS,
       retentionCron: config.RETENTION_CRON,
@@ -126,7 +130,7 @@ export async function startService(options: {
   const app = createApp({
     pool,
     pulse,
-    upkeep,
+    upkeep: retention,
     auth,
     publish: createPublish(pool, {
       rate: config.RATE_LIMIT_EVENTS_WRITE,

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
 import { createDatabase } from './support/database.ts'
-import { startService } from './support/service.ts'
+import { ADMIN_KEY, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const SCHEDULED = ['partitions', 'queue_clock', 'retention']
@@ -40,4 +40,22 @@ test('scheduled work that fails says so in the log, and is tried again', async (
         SCHEDULED,
       ) ?? true,
   )
+})
+
+test('a statement of retention may take an hour, on its schedule and on demand', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  await sql.unsafe(`
+    create table public.noted (patience text);
+    create function public.note() returns trigger language plpgsql as $$ begin
+      insert into public.noted values (current_setting('statement_timeout'));
+      return null;
+    end $$;
+    create trigger note after delete on waybill.attempt_counts execute function public.note()`)
+  await makeDue(url, ['retention'])
+  const service = await startService(t, { databaseUrl: url })
+  const noted = async () => (await sql`select patience from public.noted`).map(({ patience }) => patience)
+  await waitFor(async () => (await noted()).length === 1, { what: 'the scheduled run' })
+  const { status } = await service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
+  assert.equal(status, 200)
+  assert.deepEqual(await noted(), ['1h', '1h'])
 })

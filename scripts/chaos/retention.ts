@@ -129,7 +129,7 @@ const watchStatements = ({ scope, database: { sql } }: World) =>
   watch(scope, 20, async () => {
     const [longest] = await sql<{ ms: number }[]>`
       select coalesce(max(extract(epoch from clock_timestamp() - query_start) * 1000), 0)::int as ms from pg_stat_activity
-      where datname = current_database() and application_name like 'waybill % upkeep' and state = 'active' and wait_event is distinct from 'advisory'`
+      where datname = current_database() and application_name like 'waybill % retention' and state = 'active' and wait_event is distinct from 'advisory'`
     return longest
   })
 
