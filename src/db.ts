@@ -35,6 +35,8 @@ export function openDb(
     // Where queries may take long, a dead connection would be found out late: none is kept.
     idle_timeout: patienceMs > PATIENCE_MS ? 5 : 300,
     max_lifetime: 3600,
+    // Whoever waits for ever keeps a lock with the connection, also while it is not used.
+    ...(patienceMs === 0 && { idle_timeout: 0, max_lifetime: 0 }),
     keep_alive: 5,
     connection: {
       application_name: `waybill ${options.name}`,

@@ -1,0 +1,29 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { openDb } from '../src/db.ts'
+import { createLog } from '../src/log.ts'
+import { createDatabase } from './support/database.ts'
+
+test('a connection that may wait for ever is kept, with its locks, through an hour without use', async (t) => {
+  const { url } = await createDatabase(t)
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  // The driver connects by timers, too.
+  const clock = setInterval(() => t.mock.timers.tick(1), 1)
+  const log = createLog('silent')
+  const pids = async (patienceMs: number) => {
+    const pool = openDb(url, { log, name: 'test', max: 1, patienceMs })
+    const pid = async () => (await pool`select pg_backend_pid() as pid`)[0]?.pid
+    const before = await pid()
+    t.mock.timers.tick(3_700_000)
+    const after = await pid()
+    await pool.end()
+    return [before, after]
+  }
+  const [kept, keptLater] = await pids(0)
+  const [other, otherLater] = await pids(3000)
+  clearInterval(clock)
+  // Before the database's own connections are closed: their timers are real.
+  t.mock.timers.reset()
+  assert.equal(keptLater, kept)
+  assert.notEqual(otherLater, other, 'any other is closed')
+})
