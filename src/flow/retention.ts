@@ -1,4 +1,6 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { type Db, isRetryable, type Pool } from '../db.ts'
+import { firstId } from '../ids.ts'
 import type { Log } from '../log.ts'
 
 /** How many rows were deleted, or would be. */
@@ -14,11 +16,12 @@ export type Retention = {
 
 const KINDS = ['events', 'deliveries', 'attempts'] as const
 type Counts = Record<(typeof KINDS)[number], number>
+const NONE: Counts = { events: 0, deliveries: 0, attempts: 0 }
 type Finished = { tenant_id: string; endpoint_id: string; status: string; n: number }
 
 const DAY_MS = 86_400_000
-/** Small enough that a batch of deletes holds nobody up. */
-const MAX_DELETE = 5000
+/** Small enough that a batch of deletes holds nobody up; for as long as it took, nothing is deleted afterwards. */
+const MAX_DELETE = 1000
 const MOST_TRIES = 20
 const RETRY_MS = 500
 
@@ -35,7 +38,7 @@ export async function runRetention(
   const cutoff = new Date(
     Math.floor(((clock as { now: Date }).now.getTime() - options.days * DAY_MS) / DAY_MS) * DAY_MS,
   )
-  const total: Counts = { events: 0, deliveries: 0, attempts: 0 }
+  const total = { ...NONE }
   for (const day of await daysBefore(pool, cutoff)) {
     const counts = options.apply ? await dropDay(pool, day) : await countDay(pool, day)
     for (const kind of KINDS) total[kind] += counts[kind]
@@ -81,32 +84,53 @@ async function hasLive(sql: Db, day: string): Promise<boolean> {
   return live.length > 0
 }
 
-/** Drops one day of all three tables, or prunes it when something in it is live. */
+/**
+ * Drops one day of all three tables, or prunes it when something in it is live. In two steps: it is put aside, for which
+ * everybody waits a moment, and then counted and dropped, which takes long and holds up nobody. A day that was only put
+ * aside, because the process ended, is found by the next run.
+ */
 async function dropDay(pool: Pool, day: string): Promise<Counts> {
   for (let tries = 1; ; tries++) {
     try {
-      const dropped = await pool.begin((sql) => dropFinishedDay(sql, day))
-      return dropped ?? (await pruneRows(pool, day, null, true))
+      const isAside = await pool.begin((sql) => putAside(sql, day))
+      return isAside ? await pool.begin((sql) => dropAside(sql, day)) : await pruneRows(pool, day, null, true)
     } catch (error) {
       if (!isRetryable(error) || tries === MOST_TRIES) throw error
-      await new Promise((resolve) => setTimeout(resolve, Math.random() * RETRY_MS))
+      await sleep(Math.random() * RETRY_MS)
     }
   }
 }
 
-/** Null when something in it is live. Its counts leave the endpoints' statistics with it. */
-async function dropFinishedDay(sql: Db, day: string): Promise<Counts | null> {
-  // Another run may take its time over this day.
+/** Waits until no other run changes anything, and answers where a part of the tables is since then. */
+async function takeTurn(sql: Db, part: string): Promise<'in use' | 'aside' | 'gone'> {
   await sql`select pg_advisory_xact_lock(hashtext('waybill.retention'))`
-  // Of two that wait for each other it is this one that gives up, before Postgres picks one (deadlock_timeout).
-  await sql`set local lock_timeout = '500ms'`
   // By the catalog's rows: a name that was looked up before the lock may be remembered.
-  const found = await sql`
-    select from pg_class where relnamespace = 'waybill'::regnamespace and relname = ${`deliveries_${day}`}`
-  if (found.length === 0) return { events: 0, deliveries: 0, attempts: 0 }
-  // Writers of this day, which are replays alone, wait from here on; all others only for the drops themselves.
-  await sql`lock table ${table(sql, 'deliveries', day)} in share mode`
-  if (await hasLive(sql, day)) return null
+  const [found] = await sql<{ relispartition: boolean }[]>`
+    select relispartition from pg_class where relnamespace = 'waybill'::regnamespace and relname = ${`deliveries_${part}`}`
+  if (found === undefined) return 'gone'
+  return found.relispartition ? 'in use' : 'aside'
+}
+
+/** Takes one day out of the tables; its rows are not seen any more. False when something in it is live. */
+async function putAside(sql: Db, day: string): Promise<boolean> {
+  if ((await takeTurn(sql, day)) !== 'in use') return true
+  if (await hasLive(sql, day)) return false
+  // Autovacuum gives way after a second, in which nobody else waits.
+  await sql`lock table waybill.events, waybill.deliveries, waybill.attempts, waybill.idempotency_keys in share update exclusive mode`
+  // Whoever comes next waits behind a lock that is waited for: it is given up soon, and tried again.
+  await sql`set local lock_timeout = '200ms'`
+  // Publishing takes events before deliveries, and claiming the other way round. The first to be locked are the keys, with
+  // which publishing begins: those who then wait for the others have none of them.
+  await sql`lock table waybill.idempotency_keys in share mode`
+  await sql`lock table only waybill.deliveries, only waybill.events, only waybill.attempts in access exclusive mode`
+  if (await hasLive(sql, day)) return false
+  for (const kind of KINDS) await sql`alter table ${sql(`waybill.${kind}`)} detach partition ${table(sql, kind, day)}`
+  return true
+}
+
+/** Its counts leave the endpoints' statistics with it. */
+async function dropAside(sql: Db, day: string): Promise<Counts> {
+  if ((await takeTurn(sql, day)) === 'gone') return NONE
   const counts = await countRows(sql, day)
   const finished = await sql<Finished[]>`
     select tenant_id, endpoint_id, status, count(*)::int as n from ${table(sql, 'deliveries', day)} group by 1, 2, 3`
@@ -120,23 +144,31 @@ async function dropFinishedDay(sql: Db, day: string): Promise<Counts | null> {
  * their deliveries and attempts. For days that are kept for a live delivery, and for the default partition.
  */
 async function pruneRows(pool: Pool, part: string, cutoff: Date | null, apply: boolean): Promise<Counts> {
-  const total: Counts = { events: 0, deliveries: 0, attempts: 0 }
+  const total = { ...NONE }
+  let last = { tenant_id: '', event_id: firstId(new Date(0)) }
   for (;;) {
+    const began = performance.now()
     const counts = await pool.begin(async (sql) => {
+      if (apply && (await takeTurn(sql, part)) !== 'in use') return null
       let finished = sql`
         select e.tenant_id, e.event_id from ${table(sql, 'events', part)} e
         where ${cutoff ? sql`e.event_id < waybill.first_id(${cutoff})` : sql`true`} and not exists (
           select from waybill.deliveries d where d.tenant_id = e.tenant_id and d.event_id = e.event_id and d.status in ('pending', 'retrying')
             and d.delivery_id between waybill.first_delivery_id(e.event_id) and waybill.last_delivery_id(e.event_id))`
       if (apply) {
+        // Row by row, however large the tables are: the planner would read all of them for each batch.
+        await sql`select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin']) as s (name)`
         // Asked again once they are locked: one of them may have been replayed a moment before.
         const locked = await sql<{ tenant_id: string; event_id: string }[]>`
-          ${finished} order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked`
+          ${finished} and (e.tenant_id, e.event_id) > (${last.tenant_id}, ${last.event_id}) order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked`
+        if (locked.length === 0) return null
+        last = locked.at(-1) as typeof last
         finished = sql`${finished} and (e.tenant_id, e.event_id) in (
           select * from unnest(${locked.map((row) => row.tenant_id)}::text[], ${locked.map((row) => row.event_id)}::uuid[]))`
       }
       const theirs = sql`
-        select d.* from doomed join ${table(sql, 'deliveries', part)} d on d.tenant_id = doomed.tenant_id and d.event_id = doomed.event_id`
+        select d.* from doomed join ${table(sql, 'deliveries', part)} d on d.tenant_id = doomed.tenant_id and d.event_id = doomed.event_id
+          and d.delivery_id between waybill.first_delivery_id(doomed.event_id) and waybill.last_delivery_id(doomed.event_id)`
       const verb = apply ? sql`delete from` : sql`select 1 from`
       const using = apply ? sql`using` : sql`,`
       const returning = apply ? sql`returning 1` : sql``
@@ -151,8 +183,9 @@ async function pruneRows(pool: Pool, part: string, cutoff: Date | null, apply: b
       if (apply) await forget(sql, counts.finished)
       return counts
     })
-    for (const kind of KINDS) total[kind] += counts[kind]
-    if (!apply || counts.events === 0) return total
+    for (const kind of KINDS) total[kind] += counts?.[kind] ?? 0
+    if (!apply || counts === null) return total
+    await sleep(performance.now() - began)
   }
 }
 
@@ -173,12 +206,21 @@ async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Promise<num
     return row?.count ?? 0
   }
   let total = 0
+  // In the order of the table's pages, so that none is read again for each batch.
+  let last = '(0,0)'
   for (;;) {
-    const { count } = await pool`
-      delete from waybill.idempotency_keys where (tenant_id, key) in (
-        select tenant_id, key from waybill.idempotency_keys where event_id < waybill.first_id(${cutoff}) limit ${MAX_DELETE} for update skip locked)`
-    total += count
-    if (count === 0) return total
+    const began = performance.now()
+    const [deleted] = await pool<{ count: number; last: string | null }[]>`
+      with gone as (
+        delete from waybill.idempotency_keys where ctid = any(array(
+          select ctid from waybill.idempotency_keys where ctid > ${last} and event_id < waybill.first_id(${cutoff}) limit ${MAX_DELETE} for update skip locked
+        )) returning ctid
+      )
+      select count(*)::int, max(ctid)::text as last from gone`
+    if (!deleted?.last) return total
+    total += deleted.count
+    last = deleted.last
+    await sleep(performance.now() - began)
   }
 }
 
