@@ -4,12 +4,39 @@ import { DELIVERIES } from '../queue.ts'
 type State = { endpoint_id: string; status: string; held: boolean; hold: boolean }
 
 /**
- * Makes a delivery due now. A finished one becomes pending again with a full set of retries, and its attempt numbers go
- * on; one that waits for a retry loses the wait; one that is being attempted, or is held, stays as it is; one whose job is
- * lost gets another. The delivery's
- * row is locked, so any number of replays at once queue it once. False when the tenant has no such delivery.
+ * Returns what makes a delivery due now. A finished one becomes pending again with a full set of retries, and its attempt
+ * numbers go on; one that waits for a retry loses the wait; one that is being attempted, or is held, stays as it is; one
+ * whose job is lost gets another. The delivery's row is locked, so any number of replays at once queue it once; those that
+ * come while one is under way share the next, or they would keep all connections waiting for that lock. False when the
+ * tenant has no such delivery.
  */
-export async function replayDelivery(pool: Pool, tenantId: string, deliveryId: string): Promise<boolean> {
+export function createReplay(pool: Pool): (tenantId: string, deliveryId: string) => Promise<boolean> {
+  const last = new Map<string, Promise<boolean>>()
+  /** Those that have not begun. */
+  const next = new Map<string, Promise<boolean>>()
+
+  async function runAfter(before: Promise<unknown> | undefined, key: string, tenantId: string, deliveryId: string) {
+    await before?.catch(() => {})
+    next.delete(key)
+    return await untilDone(pool, tenantId, deliveryId)
+  }
+
+  return async (tenantId, deliveryId) => {
+    const key = `${tenantId} ${deliveryId}`
+    const shared = next.get(key)
+    if (shared !== undefined) return await shared
+    const mine = runAfter(last.get(key), key, tenantId, deliveryId)
+    next.set(key, mine)
+    last.set(key, mine)
+    try {
+      return await mine
+    } finally {
+      if (last.get(key) === mine) last.delete(key)
+    }
+  }
+}
+
+async function untilDone(pool: Pool, tenantId: string, deliveryId: string): Promise<boolean> {
   for (;;) {
     try {
       return await pool.begin((sql) => replay(sql, tenantId, deliveryId))

@@ -1,7 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
-import { replayDelivery } from '../flow/replay.ts'
+import { createReplay } from '../flow/replay.ts'
 import { firstId, UUID } from '../ids.ts'
 import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
@@ -112,6 +112,7 @@ type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | un
 /** Reading deliveries and their attempts, and replaying them. */
 export function mountDeliveries(mount: Mount, deps: { pool: Pool; monthlyAttempts: number }): void {
   const { pool } = deps
+  const replayNow = createReplay(pool)
 
   async function list(tenant: Tenant, query: Filters) {
     const where = [
@@ -186,7 +187,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; monthlyAttempt
     const deliveryId = params.delivery_id.toLowerCase()
     await find(tenant, deliveryId)
     await requireAttempts(tenant)
-    await replayDelivery(pool, tenant.tenantId, deliveryId)
+    await replayNow(tenant.tenantId, deliveryId)
     return c.json({ ok: true, ...renderDelivery(await find(tenant, deliveryId)) }, 202)
   })
 }
