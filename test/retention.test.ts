@@ -47,3 +47,28 @@ test('an old delivery that is replayed while retention runs is kept with its eve
   const [stats] = await sql`select pending::int, delivered::int from waybill.endpoint_stats`
   assert.deepEqual({ ...stats }, { pending: replays.filter(({ status }) => status === 202).length, delivered: 0 })
 })
+
+test('a day that a run had put aside when it died is deleted by the next one, with its counts', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(service)
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/hook')
+  const tables = ['events', 'deliveries', 'attempts'].map((kind) => [kind, `${kind}_20260102`] as const)
+  for (const [kind, table] of tables)
+    await sql.unsafe(`create table waybill.${table} (like waybill.${kind} including all)`)
+  await sql`
+    with e as (
+      insert into waybill.events_20260102 select ${tenant.tenantId}, waybill.make_id('2026-01-02 12:00Z'::timestamptz), 'old', '{}', null, 1 returning event_id
+    )
+    insert into waybill.deliveries_20260102 (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, updated_at, completed_at)
+    select ${tenant.tenantId}, waybill.make_delivery_id(event_id), event_id, ${endpoint_id}, 'old', 'delivered', now(), now() from e`
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, delivered) values (${tenant.tenantId}, ${endpoint_id}, 3)
+    on conflict (tenant_id, endpoint_id) do update set delivered = 3`
+
+  const { body } = await service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
+  assert.deepEqual([body.events, body.deliveries, body.attempts], [1, 1, 0])
+  const [left] =
+    await sql`select count(to_regclass('waybill.' || name))::int as tables, (select delivered::int from waybill.endpoint_stats)
+    from unnest(${tables.map(([, table]) => table)}::text[]) as t (name)`
+  assert.deepEqual({ ...left }, { tables: 0, delivered: 2 })
+})
