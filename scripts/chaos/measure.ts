@@ -95,10 +95,13 @@ export async function jobTable({ database: { sql } }: World) {
   return table!
 }
 
-/** Publishes so many events of a type, a hundred at a time. */
-export async function publishMany(world: World, count: number, type: string): Promise<void> {
-  for (let left = count; left > 0; left -= 100)
-    await Promise.all(Array.from({ length: Math.min(left, 100) }, () => world.publish({ type })))
+/** Publishes so many events of a type, a few at a time. */
+export async function publishMany(world: World, count: number, type: string, tenant = world.tenant): Promise<void> {
+  let left = count
+  const publisher = async () => {
+    while (left-- > 0) await world.publish({ type, tenant })
+  }
+  await Promise.all(Array.from({ length: 32 }, publisher))
 }
 
 export const round = (value: number) => Math.round(value * 100) / 100

@@ -2,7 +2,7 @@ import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
 import type { Endpoint, Receipt } from './ledger.ts'
-import { latencies, mostAtOnce, round } from './measure.ts'
+import { latencies, mostAtOnce, publishMany, round } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -28,7 +28,9 @@ const noisy: Experiment = {
     const count = world.quick ? 2000 : 10_000
     const noise = await world.addTenant()
     const hole = await world.addEndpoint('/hole', { tenant: noise, reply: () => new Promise(() => {}) })
-    const { calm, watched } = await watchBeside(world, world.tenant, () => flood(world, noise, 'order.paid', count))
+    const { calm, watched } = await watchBeside(world, world.tenant, () =>
+      publishMany(world, count, 'order.paid', noise),
+    )
     // What waits for an answer by then waits until its time is over.
     const kept = mostAtOnce(of(world, hole), 4750)
     hole.reply = () => 200
@@ -56,7 +58,7 @@ const slow: Experiment = {
     }
     const slowOne = await world.addEndpoint('/slow', { tenant: owner, types: ['report.made'], reply })
     const own = await world.addEndpoint('/own', { tenant: owner, types: ['order.paid'] })
-    const { calm, watched } = await watchBeside(world, owner, () => flood(world, owner, 'report.made', count))
+    const { calm, watched } = await watchBeside(world, owner, () => publishMany(world, count, 'report.made', owner))
     const most = mostAtOnce(of(world, slowOne), 5000)
     slowOne.reply = () => 200
     await world.quiesce()
@@ -118,8 +120,8 @@ const herd: Experiment = {
     const ordered = await world.addEndpoint('/ordered', { tenant: owner, types: ['order.sent'], reply: down })
     const patch = { key: owner.key, body: { ordered: true } }
     await world.call('PATCH', `/v1/endpoints/${ordered.endpointId}`, patch)
-    await flood(world, owner, 'order.sent', 200)
-    await flood(world, owner, 'order.paid', count)
+    await publishMany(world, 200, 'order.sent', owner)
+    await publishMany(world, count, 'order.paid', owner)
     const held = () =>
       world.database
         .sql`select from waybill.endpoint_stats where endpoint_id = ${plain.endpointId} and held >= ${count * 0.99}`
@@ -175,14 +177,5 @@ function orderOf(receipts: Receipt[]) {
 
 const of = (world: World, endpoint: Endpoint) =>
   world.ledger.receipts.filter((receipt) => receipt.endpoint === endpoint)
-
-/** Publishes so many events, a few at a time. */
-async function flood(world: World, tenant: Tenant, type: string, count: number): Promise<void> {
-  let left = count
-  const publisher = async () => {
-    while (left-- > 0) await world.publish({ type, tenant })
-  }
-  await Promise.all(Array.from({ length: 32 }, publisher))
-}
 
 export const neighbourExperiments = [noisy, slow, herd]
