@@ -40,7 +40,7 @@ export const queueSettings = (config: Config): QueueSettings => ({
 })
 
 /**
- * Starts the parts that `mode` asks for and registers, in `releasers`, how each is stopped: requests first, then claims
+ * Starts the parts that `mode` asks for and registers, in `releasers`, how each is stopped: requests, beside them claims
  * and attempts, then connections. Throws when a part cannot start; what was started is then in `releasers` all the same.
  */
 export async function startService(options: {
@@ -54,6 +54,7 @@ export async function startService(options: {
   hurry: AbortSignal
 }): Promise<Service> {
   const { config, database, mode, log, releasers } = options
+  const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
   const version = await readVersion()
   await untilReachable(database.url, log)
   if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
@@ -115,7 +116,7 @@ export async function startService(options: {
       headerPrefix: config.WEBHOOK_HEADER_PREFIX,
       userAgent: `Waybill/${version}`,
     })
-    releasers.add('worker', () => worker.stop(config.SHUTDOWN_GRACE_SECONDS * 1000))
+    releasers.add('worker', () => worker.stop(graceMs), { atOnce: true })
     options.hurry.addEventListener('abort', () => void worker.stop(0))
     const sweep = startSweep({ pool: upkeep, log })
     releasers.add('sweep', sweep.stop)
@@ -153,7 +154,7 @@ export async function startService(options: {
   })
   const server = await listen(app, { hostname: config.HOST, port: config.PORT })
   port = server.port
-  releasers.add('http', server.close)
+  releasers.add('http', () => server.close(graceMs))
   return { port }
 }
 

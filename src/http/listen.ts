@@ -8,8 +8,11 @@ import type { App } from './route.ts'
 
 export type Listening = {
   port: number
-  /** Takes no new connections, answers what is under way, then closes. */
-  close: () => Promise<void>
+  /**
+   * Takes no new connections, answers what is under way, then closes. Who has not sent a whole request within a moment, or
+   * not read its answer within `graceMs`, is cut off.
+   */
+  close: (graceMs: number) => Promise<void>
 }
 
 const HEADERS_MS = 10_000
@@ -18,10 +21,14 @@ const REQUEST_MS = 30_000
 const KEEP_ALIVE_MS = 65_000
 /** How often Node looks for requests that are late; its own 30 s would let a header take 40. */
 const LATE_CHECK_MS = 2000
+/** What a request that is still arriving has left when the service stops. */
+const LAST_WORDS_MS = 3000
 
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
+  /** Every connection, with the request that is being answered on it. */
+  const connections = new Map<Duplex, IncomingMessage | null>()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
@@ -36,8 +43,12 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   const onRequest = (request: IncomingMessage, response: ServerResponse) => {
     // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
     if (draining) response.setHeader('connection', 'close')
-    // An answer that had begun before then leaves its connection open.
-    response.once('close', () => setImmediate(() => draining && server.closeIdleConnections()))
+    connections.set(request.socket, request)
+    response.once('close', () => {
+      if (connections.get(request.socket) === request) connections.set(request.socket, null)
+      // An answer that had begun before then leaves its connection open.
+      setImmediate(() => draining && server.closeIdleConnections())
+    })
     if (request.headers.host === undefined && request.httpVersionMinor > 0) {
       refusal(400, 'must carry a Host header').end(request.socket)
     } else void answer(request, response)
@@ -53,6 +64,10 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     },
     onRequest,
   )
+  server.on('connection', (socket: Socket) => {
+    connections.set(socket, null)
+    socket.once('close', () => connections.delete(socket))
+  })
   // An expectation other than 100-continue is one that we need not meet (RFC 9110, 10.1.1).
   server.on('checkExpectation', onRequest)
   server.on('connect', (_request: IncomingMessage, socket: Duplex) => refusal(404, null).end(socket))
@@ -70,11 +85,25 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   const address = server.address()
   return {
     port: typeof address === 'object' && address !== null ? address.port : port,
-    close: () =>
+    close: (graceMs) =>
       new Promise((resolve) => {
+        const cut = (isOver: (socket: Duplex, request: IncomingMessage | null) => boolean) => {
+          for (const [socket, request] of connections) if (isOver(socket, request)) socket.destroy()
+        }
         draining = true
-        server.close(() => resolve())
+        server.close(() => {
+          clearInterval(unfinished)
+          clearTimeout(last)
+          resolve()
+        })
         server.closeIdleConnections()
+        // To Node, who has not sent anything yet is not idle, and once closed it times nobody out.
+        cut((socket) => (socket as Socket).bytesRead === 0)
+        const unfinished = setInterval(
+          () => cut((_socket, request) => !request?.complete),
+          Math.min(LAST_WORDS_MS, graceMs),
+        )
+        const last = setTimeout(() => cut(() => true), graceMs)
       }),
   }
 }

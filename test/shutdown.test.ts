@@ -1,0 +1,90 @@
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { connect } from 'node:net'
+import { suite, type TestContext, test } from 'node:test'
+import { cleanUp } from './support/cleanup.ts'
+import { createDatabase } from './support/database.ts'
+import { startReceiver } from './support/receiver.ts'
+import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+const GRACE_SECONDS = 8
+const HOST = 'host: waybill\r\n'
+
+/** Clients that never end what they began, each on a connection of its own. */
+const STUCK: Record<string, (key: string) => string> = {
+  'that has sent nothing': () => '',
+  'with half a head': () => 'POST /v1/events HTT',
+  'with half a body': (key) =>
+    `POST /v1/events HTTP/1.1\r\n${HOST}authorization: Bearer ${key}\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{`,
+  'with half a head after an answer': () => `GET /health HTTP/1.1\r\n${HOST}\r\nPOST /v1/ev`,
+}
+
+async function open(t: TestContext, port: number, bytes: string): Promise<void> {
+  const socket = connect(port, '127.0.0.1')
+  cleanUp(t, () => socket.destroy())
+  await once(socket, 'connect')
+  socket.on('error', () => {}).pause()
+  if (bytes) socket.write(bytes)
+}
+
+suite('SIGTERM', { concurrency: 2 }, () => {
+  for (const mode of ['all', 'api', 'worker'] as const) {
+    test(`ends mode ${mode} with 0, well within the grace, whatever connections are stuck`, async (t) => {
+      const { url: databaseUrl } = await createDatabase(t)
+      const env = { SHUTDOWN_GRACE_SECONDS: String(GRACE_SECONDS) }
+      const service = await startService(t, { databaseUrl, mode, env })
+      const api = mode === 'worker' ? await startService(t, { databaseUrl, mode: 'api' }) : service
+      const { key } = await createTenant(api)
+      for (const bytes of Object.values(STUCK)) await open(t, service.port, bytes(key))
+      // Answered behind them: what they sent has been read.
+      await service.call('GET', '/health')
+      const began = Date.now()
+      assert.deepEqual(await service.stop(), { code: 0, signal: null })
+      const tookMs = Date.now() - began
+      assert.ok(tookMs < 6000, `it took ${tookMs} ms`)
+    })
+  }
+
+  test('ends with 0 after the grace, although an answer takes longer', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const service = await startService(t, { databaseUrl, mode: 'api', env: { SHUTDOWN_GRACE_SECONDS: '1' } })
+    const { promise: locked, resolve: unlock } = Promise.withResolvers<void>()
+    const locking = sql.begin(async (locker) => {
+      await locker`lock table waybill.idempotency_keys in access exclusive mode`
+      await locked
+    })
+    const run = service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
+    const isCut = assert.rejects(run)
+    const waiting = () =>
+      sql`select from pg_locks where relation = 'waybill.idempotency_keys'::regclass and not granted`
+    await waitFor(async () => (await waiting()).length > 0, { what: 'the run to wait for the lock' })
+    const exit = await service.stop()
+    unlock()
+    await locking
+    await isCut
+    assert.deepEqual(exit, { code: 0, signal: null })
+  })
+
+  test('ends claiming at once, although a request is still arriving', async (t) => {
+    const { url: databaseUrl } = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    const [api, service] = await Promise.all([
+      startService(t, { databaseUrl, mode: 'api' }),
+      startService(t, { databaseUrl, mode: 'all' }),
+    ])
+    const tenant = await createTenant(api)
+    await tenant.createEndpoint(receiver.url())
+    await tenant.publish()
+    await receiver.until(1)
+    await open(t, service.port, STUCK['with half a body']!(tenant.key))
+    await service.call('GET', '/health')
+    service.signal('SIGTERM')
+    await service.logged('service.stopping')
+    const late = await tenant.publish()
+    assert.deepEqual(await service.exited, { code: 0, signal: null })
+    const { body } = await tenant.call('GET', `/v1/deliveries/${late.delivery_ids[0]}`)
+    assert.equal(body.status, 'pending')
+    assert.equal(receiver.receipts.length, 1)
+  })
+})
