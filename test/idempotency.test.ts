@@ -7,7 +7,8 @@ import { createTenant, type Reply, startService, type Tenant } from './support/s
 const file = { after }
 const database = await createDatabase(file)
 const receiver = await startReceiver(file)
-const service = await startService(file, { databaseUrl: database.url, mode: 'api' })
+const env = { RATE_LIMIT_WINDOW_SECONDS: '86400' }
+const service = await startService(file, { databaseUrl: database.url, mode: 'api', env })
 
 async function start(): Promise<Tenant> {
   const tenant = await createTenant(service)
@@ -144,6 +145,25 @@ test('a refused publish does not use its key up', async () => {
   assert.deepEqual(await eventsOf(tenant), { events: 0, deliveries: 0, jobs: 0 })
   await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body: { is_active: false } })
   assert.equal((await publish(tenant, 'k', '{"n":2}')).status, 202)
+})
+
+test('a key whose event is gone makes a new event, once, and each request is counted once', async () => {
+  const tenant = await start()
+  const first = await publish(tenant, 'k', '{"n":1}')
+  await database.sql`delete from waybill.deliveries where tenant_id = ${tenant.tenantId}`
+  await database.sql`delete from waybill.events where tenant_id = ${tenant.tenantId}`
+  const {
+    202: accepted,
+    200: replayed,
+    ...others
+  } = byStatus(await Promise.all(Array.from({ length: 20 }, () => publish(tenant, 'k', '{"n":2}'))))
+  assert.deepEqual(others, {})
+  assert.deepEqual([accepted?.count, replayed?.count], [1, 19])
+  assert.equal(accepted!.text, replayed!.text)
+  assert.notEqual(JSON.parse(accepted!.text).event_id, first.body.event_id)
+  const counts = await database.sql`
+    select count::int from waybill.rate_windows where tenant_id = ${tenant.tenantId} and action = 'events:write'`
+  assert.deepEqual([...counts], [{ count: 21 }])
 })
 
 test('a key that no header should hold is refused, and nothing is stored', async () => {

@@ -49,6 +49,9 @@ type Row = {
   window_left: number
 }
 
+/** One finds a key whose event is gone, the next publishes with it; both again where retention is just at it. */
+const MOST_ROUNDS = 3
+
 const MAX_BATCH = 100
 /** Of payloads, in characters: the database and the driver each hold a batch several times over. */
 const MAX_BATCH_LENGTH = 2 * 1024 * 1024
@@ -77,9 +80,24 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
           ${pool.json(limits)})`,
   })
 
+  /** Where retention has removed the event, its key goes as well; and the request, which comes again, is not counted twice. */
+  async function freeKey({ tenantId, event }: PublishRequest, row: Row): Promise<void> {
+    await pool`
+      delete from waybill.idempotency_keys k where tenant_id = ${tenantId} and key = ${event?.idempotencyKey ?? null}
+        and not exists (select from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id)`
+    // Not in one transaction: a batch takes these rows in the other order.
+    await pool`
+      update waybill.rate_windows set count = count - 1
+      where tenant_id = ${tenantId} and action = 'events:write' and window_start = ${row.window_start} and ${row.rate_limit} > 0`
+  }
+
   return async function publish(request) {
     let row = await submit(request)
-    while (row.outcome === 'try_again') row = await submit(request)
+    for (let round = 1; row.outcome === 'try_again'; round++) {
+      if (round === MOST_ROUNDS) throw new Error('the event of the idempotency key cannot be found')
+      await freeKey(request, row)
+      row = await submit(request)
+    }
     const rate = {
       limit: row.rate_limit,
       count: row.rate_count,
