@@ -15,6 +15,7 @@ export const ERRORS = {
   delivery_not_found: [404, 'delivery not found'],
   tenant_not_found: [404, 'tenant not found'],
   not_found: [404, 'not found'],
+  request_timeout: [408, 'invalid request'],
   key_reused: [409, 'idempotency key already used with a different payload'],
   slug_taken: [409, 'tenant slug already taken'],
   rate_limited: [429, 'rate limit exceeded'],

@@ -7,11 +7,14 @@ import type { Env } from './route.ts'
 /** What a body may hold besides a payload: the other fields, their names, white space. */
 const ENVELOPE_BYTES = 65_536
 
+/** A body of which nothing arrives for this long is given up: it takes room that others wait for. */
+const STALL_MS = 10_000
+
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
 /**
  * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than that can be. Throws `payload too large`, `invalid JSON`
- * (not UTF-8, not JSON) or `invalid request` (another content type, an encoding, nested too deep).
+ * (not UTF-8, not JSON) or `invalid request` (another content type, an encoding, nested too deep; with 408: nothing of it arrived for a while).
  */
 export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
   const mediaType = c.req.header('content-type')?.split(';')[0]?.trim().toLowerCase()
@@ -58,23 +61,30 @@ async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint
     // Node's own stream where there is one: the web stream around it costs more than the rest of the request.
     if (c.env?.incoming) await readAll(c.env.incoming, add)
     else for await (const chunk of c.req.raw.body ?? []) if (!add(chunk)) break
-  } catch {
-    throw new AppError('invalid_json', 'the body ended early')
+  } catch (error) {
+    throw error instanceof AppError ? error : new AppError('invalid_json', 'the body ended early')
   }
   if (size > limitBytes) throw tooLarge(size)
   return chunks.length === 1 ? (chunks[0] as Uint8Array) : Buffer.concat(chunks)
 }
 
 /**
- * Resolves at the end, or as soon as `add` wants no more; rejects when the client leaves before. The stream is never
+ * Resolves at the end, or as soon as `add` wants no more; rejects when the client leaves before, or nothing
+ * arrives for too long. The stream is never
  * destroyed, for the socket would go with it and the answer be lost.
  */
 function readAll(incoming: IncomingMessage, add: (chunk: Uint8Array) => boolean): Promise<void> {
   return new Promise((resolve, reject) => {
+    const stalled = setTimeout(() => {
+      stop()
+      reject(new AppError('request_timeout', [{ path: '', message: 'the request took too long to arrive' }]))
+    }, STALL_MS)
     const stop = () => {
+      clearTimeout(stalled)
       incoming.off('data', onData).off('end', onEnd).off('error', onGone).off('close', onGone).pause()
     }
     const onData = (chunk: Uint8Array) => {
+      stalled.refresh()
       if (add(chunk)) return
       stop()
       resolve()

@@ -56,6 +56,11 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     remedy: 'Create the tenant first',
   },
   not_found: { cause: 'There is no such route, or not with this method', remedy: 'Check path and method' },
+  request_timeout: {
+    cause: 'The body stopped arriving for 10 seconds, or the request took 30 in all; the connection is closed',
+    remedy: 'Repeat with the same key and body',
+    details: [problems, [{ path: '', message: 'the request took too long to arrive' }]],
+  },
   key_reused: {
     cause: 'The `Idempotency-Key` belongs to another event (`details.event_id`)',
     remedy: 'Do not retry; read that event, and use a new key for a new event',
@@ -173,4 +178,4 @@ export const TENANT_ERRORS = ['missing_token', 'invalid_api_key', 'rate_limited'
 /** What any admin route can answer with. */
 export const ADMIN_ERRORS = ['missing_token', 'invalid_admin_key', 'invalid_request'] as const
 /** What any route with a body can answer with besides. */
-export const BODY_ERRORS = ['invalid_json', 'payload_too_large', 'overloaded'] as const
+export const BODY_ERRORS = ['invalid_json', 'payload_too_large', 'request_timeout', 'overloaded'] as const

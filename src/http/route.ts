@@ -28,6 +28,10 @@ export type Input<R extends RouteConfig> = {
   text: string
 }
 
+/** What the bodies of the requests under way may come to. As text, parsed and on its way to the database, one takes some five times its size. */
+const TENANTS_BYTES = 32 * 1024 * 1024
+const ADMIN_BYTES = 4 * 1024 * 1024
+
 type TenantOptions = {
   /** The rate limit that the request counts against, or null when the handler counts it itself. */
   action: RateAction | null
@@ -43,16 +47,13 @@ type TenantOptions = {
  */
 export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }) {
   const { app, auth, rateLimit } = deps
-  const room = createRoom()
+  /** Of tenants together, and of the operator, whom no tenant can keep out. */
+  const room = createRoom(TENANTS_BYTES)
+  const adminRoom = createRoom(ADMIN_BYTES)
 
   function mount<R extends RouteConfig>(route: R, handle: (c: Context<Env>) => Promise<Response>) {
     app.openAPIRegistry.registerPath(route)
     app.on([route.method], [route.path.replaceAll(/{(.+?)}/g, ':$1')], handle)
-  }
-
-  /** Only what has a body to read takes room. */
-  async function inRoom(c: Context<Env>, route: RouteConfig, maxPayloadBytes: number, answer: () => Promise<Response>) {
-    return route.request?.body ? await room.hold(expectedBytes(c, maxPayloadBytes), answer) : await answer()
   }
 
   return {
@@ -69,10 +70,11 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
     ) {
       mount(route, async (c) => {
         auth.admin(c.req.header('authorization'))
-        return await inRoom(c, route, 0, async () => {
+        const answer = async () => {
           const input = await readInput(c, route)
           return takesLong ? await handler(c, input) : await startDeadline()(() => handler(c, input))
-        })
+        }
+        return route.request?.body ? await adminRoom.hold('', expectedBytes(c, 0), answer) : await answer()
       })
     },
 
@@ -91,7 +93,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
           return known
         })
         const maxPayloadBytes = options.maxPayloadBytes?.(tenant) ?? 0
-        return await inRoom(c, route, maxPayloadBytes, async () => {
+        const answer = async () => {
           let input: Input<R>
           try {
             input = await readInput(c, route, maxPayloadBytes)
@@ -100,7 +102,10 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
             throw error
           }
           return await inTime(() => handler(c, tenant, input))
-        })
+        }
+        // Only what has a body to read takes room.
+        if (!route.request?.body) return await answer()
+        return await room.hold(tenant.tenantId, expectedBytes(c, maxPayloadBytes), answer)
       })
     },
   }

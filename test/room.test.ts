@@ -1,0 +1,48 @@
+import assert from 'node:assert/strict'
+import { after, suite, test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { rawRequest } from './support/raw-http.ts'
+import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+
+const MiB = 1024 * 1024
+const file = { after }
+const { url: databaseUrl } = await createDatabase(file)
+const EVENT = '{"event_type":"a.b","payload":{}}'
+
+const headOf = (key: string, bytes: number, path = '/v1/events') =>
+  `POST ${path} HTTP/1.1\r\nhost: waybill\r\nauthorization: Bearer ${key}\r\ncontent-type: application/json\r\ncontent-length: ${bytes}\r\n\r\n`
+
+suite('bodies that do not arrive', { concurrency: 3 }, () => {
+  test('of one tenant are given up, and keep nobody else out', async (t) => {
+    const service = await startService(t, { databaseUrl, mode: 'api' })
+    const [greedy, other] = [await createTenant(service), await createTenant(service)]
+    // All of the room divides by this: without bounds, nothing would be left.
+    const stuck = Array.from({ length: 400 }, () => rawRequest(service.port, headOf(greedy.key, MiB / 4)))
+    // The first answer tells that the room is full.
+    assert.equal((await Promise.race(stuck))?.status, 503)
+    assert.equal((await other.call('POST', '/v1/events', { body: EVENT })).status, 202)
+    const tenant = { tenant_id: 'one-more', tenant_slug: 'one-more' }
+    assert.equal((await service.call('POST', '/v1/admin/tenants', { key: ADMIN_KEY, body: tenant })).status, 200)
+
+    const answers = await Promise.all(stuck)
+    const late = answers.filter((answer) => answer?.status === 408)
+    assert.ok(late.length >= 40, `${late.length} were given up`)
+    assert.equal(late.length + answers.filter((answer) => answer?.status === 503).length, answers.length)
+    assert.equal(late[0]!.headers.get('connection'), 'close')
+    assert.deepEqual(JSON.parse(late[0]!.body), {
+      ok: false,
+      error: 'invalid request',
+      details: [{ path: '', message: 'the request took too long to arrive' }],
+    })
+    assert.equal((await greedy.call('POST', '/v1/events', { body: EVENT })).status, 202)
+  })
+
+  test('slowly, but go on arriving, are waited for', async (t) => {
+    const service = await startService(t, { databaseUrl, mode: 'api' })
+    const { key } = await createTenant(service)
+    const answer = await rawRequest(service.port, headOf(key, EVENT.length), (write) => {
+      for (const [index, part] of EVENT.match(/.{1,9}/g)!.entries()) setTimeout(() => write(part), index * 4000)
+    })
+    assert.equal(answer?.status, 202)
+  })
+})
