@@ -3,6 +3,7 @@ import { after, suite, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
 import { rawRequest } from './support/raw-http.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
 
 const MiB = 1024 * 1024
 const file = { after }
@@ -44,5 +45,30 @@ suite('bodies that do not arrive', { concurrency: 3 }, () => {
       for (const [index, part] of EVENT.match(/.{1,9}/g)!.entries()) setTimeout(() => write(part), index * 4000)
     })
     assert.equal(answer?.status, 202)
+  })
+
+  test('and were waited for in vain let smaller ones behind them in', async (t) => {
+    const service = await startService(t, { databaseUrl, mode: 'api' })
+    // Two of these are more than all of the room.
+    const limits = { max_payload_bytes: 16 * MiB }
+    const [large, second, small] = [
+      await createTenant(service, { limits }),
+      await createTenant(service, { limits }),
+      await createTenant(service),
+    ]
+    void rawRequest(service.port, headOf(large.key, 16 * MiB + 1000), (write) => {
+      // It goes on arriving, so that what ends is the other's waiting.
+      const drip = setInterval(() => write(' '), 200)
+      t.after(() => clearInterval(drip))
+    })
+    await waitFor(async () => (await large.call('POST', '/v1/events', { body: EVENT })).status === 503, {
+      what: 'the first to be let in',
+    })
+    for (const tenant of [second, small]) await tenant.call('GET', '/v1/dlq')
+    const waiting = rawRequest(service.port, headOf(second.key, 16 * MiB + 1000))
+    await service.call('GET', '/health')
+    const behind = small.call('POST', '/v1/events', { body: EVENT })
+    assert.equal((await waiting)?.status, 503)
+    assert.equal((await behind).status, 202)
   })
 })

@@ -71,6 +71,8 @@ export function createRoom(size: number): Room {
       const timer = setTimeout(() => {
         waiting.splice(waiting.indexOf(entry), 1)
         reject(new AppError('overloaded'))
+        // A smaller one may have stood behind it.
+        admit()
       }, MAX_WAIT_MS)
       const enter = () => {
         clearTimeout(timer)
