@@ -27,8 +27,8 @@ const RETRY_MS = 500
 
 /**
  * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days, or with
- * `apply: false` counts them. Days are dropped as a whole, which costs the same however many rows they have; a day on
- * which a delivery is still live loses only what belongs to finished events. Safe to run twice at once.
+ * `apply: false` counts them. Days are counted and then dropped as a whole; a day on which a delivery is still live loses
+ * only what belongs to finished events, row by row. Safe to run twice at once.
  */
 export async function runRetention(
   pool: Pool,
