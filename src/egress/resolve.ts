@@ -61,9 +61,9 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
 function createHostsReader(path: string): () => Map<string, string[]> {
   let hosts = new Map<string, string[]>()
   let modifiedAt = 0
-  let checkedAt = -HOSTS_CHECK_INTERVAL_MS
+  let checkedAt = 0
   return () => {
-    const now = performance.now()
+    const now = Date.now()
     if (now - checkedAt < HOSTS_CHECK_INTERVAL_MS) return hosts
     checkedAt = now
     const mtimeMs = statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0
