@@ -131,7 +131,7 @@ export async function startService(options: {
   const app = createApp({
     pool,
     pulse,
-    upkeep: retention,
+    retention,
     auth,
     publish: createPublish(pool, {
       rate: config.RATE_LIMIT_EVENTS_WRITE,

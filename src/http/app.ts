@@ -28,7 +28,7 @@ export type AppDeps = {
   /** For /health alone. */
   pulse: Pool
   /** For what may take long. */
-  upkeep: Pool
+  retention: Pool
   auth: Auth
   publish: (request: PublishRequest) => Promise<PublishResult>
   rateCounter: RateCounter

@@ -13,8 +13,9 @@ const STALL_MS = 10_000
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
 /**
- * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than that can be. Throws `payload too large`, `invalid JSON`
- * (not UTF-8, not JSON) or `invalid request` (another content type, an encoding, nested too deep; with 408: nothing of it arrived for a while).
+ * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than that can be.
+ * Throws `payload too large`, `invalid JSON` (not UTF-8, not JSON) or `invalid request` (another content type, an encoding,
+ * nested too deep; with 408: nothing of it arrived for a while).
  */
 export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
   const mediaType = c.req.header('content-type')?.split(';')[0]?.trim().toLowerCase()
@@ -69,9 +70,8 @@ async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint
 }
 
 /**
- * Resolves at the end, or as soon as `add` wants no more; rejects when the client leaves before, or nothing
- * arrives for too long. The stream is never
- * destroyed, for the socket would go with it and the answer be lost.
+ * Resolves at the end, or as soon as `add` wants no more; rejects when the client leaves before, or nothing arrives for too
+ * long. The stream is never destroyed, for the socket would go with it and the answer be lost.
  */
 function readAll(incoming: IncomingMessage, add: (chunk: Uint8Array) => boolean): Promise<void> {
   return new Promise((resolve, reject) => {

@@ -43,17 +43,17 @@ const runNow = createRoute({
   },
 })
 
-/** Retention on demand; the same runs on its schedule in the worker. It takes its time, on `upkeep`, if the database answers. */
+/** Retention on demand; the same runs on its schedule in the worker. It takes its time, on `retention`, if the database answers. */
 export function mountRetention(
   mount: Mount,
-  deps: { pool: Pool; upkeep: Pool; retentionDays: number; log: Log },
+  deps: { pool: Pool; retention: Pool; retentionDays: number; log: Log },
 ): void {
-  const { pool, upkeep, retentionDays: days, log } = deps
+  const { pool, retention, retentionDays: days, log } = deps
   mount.admin(
     runNow,
     async (c, { body }) => {
       await startDeadline()(() => pool`select 1`)
-      return c.json({ ok: true, ...(await runRetention(upkeep, { days, apply: body.apply, log })) }, 200)
+      return c.json({ ok: true, ...(await runRetention(retention, { days, apply: body.apply, log })) }, 200)
     },
     { takesLong: true },
   )
