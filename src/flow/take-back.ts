@@ -1,5 +1,5 @@
 import type { PgBoss } from 'pg-boss'
-import type { Pool } from '../db.ts'
+import type { Db, Pool } from '../db.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DELIVERIES } from '../queue.ts'
 import { type Loop, startLoop } from './loop.ts'
@@ -60,7 +60,19 @@ async function takeBack(pool: Pool, boss: PgBoss): Promise<Lapsed[]> {
       select * from waybill.take_back(${LAPSE_SECONDS} * interval '1 second', ${SUSPECT}, ${POISON}, ${MAX_BATCH})`
     const failing = lapsed.filter((job) => !job.due_now)
     const jobs = failing.map((job) => ({ id: job.delivery_id, retryCount: job.retry_count }))
-    if (jobs.length > 0) await boss.fail(DELIVERIES, jobs, null, { db: bossDb(sql) })
+    if (jobs.length > 0) {
+      await boss.fail(DELIVERIES, jobs, null, { db: bossDb(sql) })
+      await showWhenDue(sql, failing)
+    }
     return lapsed
   })
+}
+
+/** Deliveries that were given a retry show when it is due. */
+async function showWhenDue(sql: Db, failed: Lapsed[]): Promise<void> {
+  await sql`
+    update waybill.deliveries d set next_attempt_at = j.start_after, updated_at = now()
+    from unnest(${failed.map((job) => job.tenant_id)}::text[], ${failed.map((job) => job.delivery_id)}::uuid[]) as f (tenant_id, delivery_id)
+    join pgboss.job j on j.name = ${DELIVERIES} and j.id = f.delivery_id and j.state = 'retry'
+    where d.tenant_id = f.tenant_id and d.delivery_id = f.delivery_id`
 }
