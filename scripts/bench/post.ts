@@ -1,12 +1,14 @@
 import { randomUUID } from 'node:crypto'
 import { Client } from 'undici'
-import { signedHeaders } from '../../src/flow/sign.ts'
+import { createSigner } from '../../src/flow/sign.ts'
 import { nowMicros, serve } from './helper.ts'
 
 // The ceiling of delivering: signed POSTs with undici and nothing else. Each of the `inFlight` loops has a client of
 // its own, as an attempt of the worker has: a shared pool was slower.
 
 export type Posting = { port: number; inFlight: number; seconds: number; payloadBytes: number }
+
+const signedHeaders = createSigner('service')
 
 async function post({ port, inFlight, seconds, payloadBytes }: Posting) {
   const secrets = [`whsec_${Buffer.alloc(32, 7).toString('base64')}`]
@@ -23,7 +25,6 @@ async function post({ port, inFlight, seconds, payloadBytes }: Posting) {
         'content-type': 'application/json',
         'user-agent': 'bench',
         ...signedHeaders({
-          prefix: 'service',
           eventId,
           deliveryId: eventId,
           timestampSeconds: Math.floor(Date.now() / 1000),

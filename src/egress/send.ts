@@ -1,3 +1,4 @@
+import { LRUCache } from 'lru-cache'
 import type { Dispatcher } from 'undici'
 import type { AddressRange } from './address.ts'
 import { collectBody } from './body.ts'
@@ -62,15 +63,25 @@ interface SenderOptions {
 export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderOptions): Sender {
   const resolver = createResolver(dnsServers)
   const connections = createConnections(proxyUrl ? openThroughProxy(proxyUrl) : openDirectly(resolver, allow))
+  // Judged when the endpoint was stored, and again here: rows can be written behind the API's back. What a URL is judged by
+  // does not change, and URLs are few beside requests.
+  const targets = new LRUCache<string, { origin: string; path: string } | 'blocked'>({
+    max: 10_000,
+    memoMethod(url) {
+      if (checkUrl(url, allow) !== null) return 'blocked'
+      const { origin, pathname, search } = new URL(url)
+      return { origin, path: pathname + search }
+    },
+  })
 
   function send({ url, headers, body, signal }: SendRequest): Promise<Outcome> {
     const startedAt = new Date()
     const startedMs = performance.now()
     if (signal?.aborted) return Promise.reject(signal.reason)
-    // Judged when the endpoint was stored, and again here: rows can be written behind the API's back.
-    if (checkUrl(url, allow) !== null) return Promise.resolve(failedAtOnce(startedAt, failure('blocked_destination')))
-    const { origin, pathname, search } = new URL(url)
-    const options: Dispatcher.DispatchOptions = { path: pathname + search, method: 'POST', headers, body }
+    const target = targets.memo(url)
+    if (target === 'blocked') return Promise.resolve(failedAtOnce(startedAt, failure('blocked_destination')))
+    const { origin, path } = target
+    const options: Dispatcher.DispatchOptions = { path, method: 'POST', headers, body }
 
     return new Promise((resolve, reject) => {
       const response = collectBody()

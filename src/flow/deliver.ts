@@ -4,7 +4,7 @@ import type { Log } from '../log.ts'
 import type { Claim } from './claim.ts'
 import type { AttemptRecord, Recorded } from './record.ts'
 import { judge } from './retry.ts'
-import { signedHeaders } from './sign.ts'
+import { createSigner } from './sign.ts'
 
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when
@@ -19,6 +19,7 @@ export function createDeliver(deps: {
   userAgent: string
   log: Log
 }): (claim: Claim, signal: AbortSignal, answered: () => void) => Promise<Recorded> {
+  const signedHeaders = createSigner(deps.headerPrefix)
   return async function deliver(claim, signal, answered) {
     if (!claim.withinQuota) {
       return await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
@@ -28,7 +29,6 @@ export function createDeliver(deps: {
       'content-type': 'application/json',
       'user-agent': deps.userAgent,
       ...signedHeaders({
-        prefix: deps.headerPrefix,
         eventId: claim.eventId,
         deliveryId: claim.deliveryId,
         timestampSeconds: Math.floor((Date.now() + claim.clockOffsetMs) / 1000),

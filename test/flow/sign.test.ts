@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
 import { test } from 'node:test'
 import { Webhook } from 'standardwebhooks'
-import { sign, signedHeaders } from '../../src/flow/sign.ts'
+import { createSigner, sign } from '../../src/flow/sign.ts'
 
 type Vector = {
   name: string
@@ -31,8 +31,7 @@ for (const { name, secret, msg_id, timestamp, payload, payload_repeat, expected 
 }
 
 const headersFor = (secrets: string[], now = Math.floor(Date.now() / 1000)) =>
-  signedHeaders({
-    prefix: 'acme',
+  createSigner('acme')({
     eventId: 'evt_1',
     deliveryId: 'dlv_1',
     timestampSeconds: now,
