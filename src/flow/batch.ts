@@ -1,9 +1,8 @@
 import { isRefusal, isRetryable } from '../db.ts'
 
 /**
- * Natural batches: whatever arrived while the last batches ran is the next batch, so nothing waits for a timer; alone, an
- * item is a batch of one. `run` gets 1 to `max` items and answers with one result per item, in order; at most `inFlight`
- * runs at once. When the database refuses a batch, its items run one by one, so that a bad one fails alone. Who has waited
+ * Natural batches: whatever arrived while the last batch ran is the next batch, so nothing waits for a timer; alone, an
+ * item is a batch of one. `run` gets 1 to `max` items and answers with one result per item, in order. When the database refuses a batch, its items run one by one, so that a bad one fails alone. Who has waited
  * for longer than `patienceMs` is rejected: nobody waits for the answer any more, and those who do come sooner.
  */
 export function createBatcher<Item, Result>(options: {
@@ -11,13 +10,12 @@ export function createBatcher<Item, Result>(options: {
   /** A batch ends where its items weigh more than this together; a heavier one goes alone. */
   maxWeight?: number
   weigh?: (item: Item) => number
-  inFlight: number
   patienceMs?: number
   run: (items: Item[]) => Promise<Result[]>
 }): (item: Item) => Promise<Result> {
   type Waiting = { item: Item; since: number; resolve: (result: Result) => void; reject: (error: unknown) => void }
   const waiting: Waiting[] = []
-  let running = 0
+  let running = false
 
   async function runBatch(batch: Waiting[]): Promise<void> {
     try {
@@ -34,14 +32,12 @@ export function createBatcher<Item, Result>(options: {
 
   function next(): void {
     giveUpLate()
-    if (running === options.inFlight || waiting.length === 0) return
-    const batch = waiting.splice(0, batchLength())
-    running++
-    void runBatch(batch).finally(() => {
-      running--
+    if (running || waiting.length === 0) return
+    running = true
+    void runBatch(waiting.splice(0, batchLength())).finally(() => {
+      running = false
       next()
     })
-    next()
   }
 
   function batchLength(): number {

@@ -54,7 +54,7 @@ export function startDispatcher(options: {
 
   async function run(): Promise<boolean> {
     if (free() <= 0) return false
-    if (free() < MAX_BATCH / 4 && (backlog.first || backlog.retry))
+    if (free() < MAX_BATCH / 2 && (backlog.first || backlog.retry))
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
     const mustLook = performance.now() - lastLook >= POLL_MS
     if (mustLook) lastLook = performance.now()

@@ -66,8 +66,6 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     max: MAX_BATCH,
     maxWeight: MAX_BATCH_LENGTH,
     weigh: (request) => request.event?.payload.length ?? 0,
-    // The next batch is parsed and sent while the last one is being committed.
-    inFlight: 2,
     patienceMs: PATIENCE_MS,
     run: async (requests) =>
       await pool<Row[]>`

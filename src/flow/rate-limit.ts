@@ -13,7 +13,6 @@ export function createRateCounter(pool: Pool, windowSeconds: number) {
   type Asked = { tenantId: string; action: RateAction; limit: number }
   const count = createBatcher<Asked, RatePlace>({
     max: 500,
-    inFlight: 1,
     patienceMs: PATIENCE_MS,
     run: async (asked) => {
       const rows = await pool<{ place: number; window_start: Date; window_left: number }[]>`

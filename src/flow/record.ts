@@ -21,7 +21,7 @@ export type Recorded = {
   held: boolean
 }
 
-const MAX_BATCH = 100
+const MAX_BATCH = 200
 
 /**
  * Recording attempts, in natural batches: the jobs, then the attempts, deliveries and counters of those whose claim still
@@ -66,7 +66,6 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
 
   return createBatcher<AttemptRecord, Recorded>({
     max: MAX_BATCH,
-    inFlight: 2,
     async run(attempts) {
       const allDelivered = attempts.every(({ verdict }) => verdict.kind === 'delivered')
       const { results, standings, changes } = await (allDelivered ? recordDelivered : recordAny)(attempts)

@@ -7,14 +7,13 @@ import { createDatabase } from '../support/database.ts'
 const { sql } = await createDatabase({ after })
 
 /** A batcher that squares; `sizes` tells how its items were grouped, `hold` makes runs wait for `release`. */
-function squaring({ max = 100, inFlight = 1, hold = false, patienceMs = 60_000 } = {}) {
+function squaring({ max = 100, hold = false, patienceMs = 60_000 } = {}) {
   const sizes: number[] = []
   const waiting: (() => void)[] = []
   let running = 0
   let mostRunning = 0
   const submit = createBatcher<number, number>({
     max,
-    inFlight,
     patienceMs,
     run: async (items) => {
       sizes.push(items.length)
@@ -56,8 +55,8 @@ test('what arrives while a batch runs is the next batch', async () => {
   assert.deepEqual(sizes, [1, 3])
 })
 
-test('a batch holds at most the maximum, and no more than allowed run at once', async () => {
-  const { submit, sizes, release, mostRunning } = squaring({ max: 3, inFlight: 2, hold: true })
+test('a batch holds at most the maximum, and one runs at a time', async () => {
+  const { submit, sizes, release, mostRunning } = squaring({ max: 3, hold: true })
   const all = Promise.all(Array.from({ length: 10 }, (_, n) => submit(n)))
   for (let round = 0; round < 10; round++) await release()
   assert.deepEqual(
@@ -65,7 +64,7 @@ test('a batch holds at most the maximum, and no more than allowed run at once', 
     Array.from({ length: 10 }, (_, n) => n * n),
   )
   assert.ok(sizes.every((size) => size <= 3))
-  assert.equal(mostRunning(), 2)
+  assert.equal(mostRunning(), 1)
 })
 
 test('who has waited for too long is rejected and not run, and those who came later are', async () => {
@@ -86,7 +85,6 @@ test('a batch that the database was too slow for fails whole, and not one by one
   let runs = 0
   const submit = createBatcher<number, number>({
     max: 100,
-    inFlight: 1,
     run: async () => {
       runs++
       await sql.begin(async (tx) => {
@@ -105,7 +103,6 @@ test('one item that the database refuses fails alone', async () => {
   await sql`create table numbers (n int primary key check (n <> 13))`
   const submit = createBatcher<number, number>({
     max: 100,
-    inFlight: 1,
     run: async (numbers) => {
       const rows = await sql<{ n: number }[]>`insert into numbers select * from unnest(${numbers}::int[]) returning n`
       return rows.map((row) => row.n)
@@ -128,22 +125,24 @@ test('a batch that is the victim of a deadlock runs again', async () => {
   await sql`create table accounts (id int primary key, balance int not null)`
   await sql`insert into accounts values (1, 0), (2, 0)`
   let runs = 0
-  const submit = createBatcher<[number, number], boolean>({
-    max: 1,
-    inFlight: 2,
-    run: async ([pair]) => {
-      runs++
-      await sql.begin(async (sql) => {
-        await sql`set local deadlock_timeout = '20ms'`
-        for (const id of pair!) {
-          await sql`update accounts set balance = balance + 1 where id = ${id}`
-          await sql`select pg_sleep(0.05)`
-        }
-      })
-      return [true]
-    },
-  })
-  assert.deepEqual(await Promise.all([submit([1, 2]), submit([2, 1])]), [true, true])
+  // As in two processes.
+  const [one, other] = [1, 2].map(() =>
+    createBatcher<[number, number], boolean>({
+      max: 1,
+      run: async ([pair]) => {
+        runs++
+        await sql.begin(async (sql) => {
+          await sql`set local deadlock_timeout = '20ms'`
+          for (const id of pair!) {
+            await sql`update accounts set balance = balance + 1 where id = ${id}`
+            await sql`select pg_sleep(0.05)`
+          }
+        })
+        return [true]
+      },
+    }),
+  )
+  assert.deepEqual(await Promise.all([one!([1, 2]), other!([2, 1])]), [true, true])
   assert.ok(runs > 2, 'the two did deadlock')
   const rows = await sql`select balance from accounts`
   assert.deepEqual(
@@ -157,7 +156,6 @@ test('when the database cannot be reached, every item of the batch fails, and th
   let sizes: number[] = []
   const submit = createBatcher<number, number>({
     max: 100,
-    inFlight: 1,
     run: async (items) => {
       sizes.push(items.length)
       await nowhere`select 1`
