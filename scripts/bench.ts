@@ -8,14 +8,18 @@ import { type Helper, startHelper } from './bench/helper.ts'
 import { measureNeighbours, printNeighbours } from './bench/neighbours.ts'
 import {
   type Bench,
+  type Beside,
+  type Ceiling,
+  createCeilings,
   fill,
   measureBoth,
-  measureCeilings,
   measureDrain,
   measureFanout,
   measureLatency,
   measurePublish,
+  measureSteady,
   register,
+  warmUp,
 } from './bench/parts.ts'
 import { printReport, type Report } from './bench/report.ts'
 import { createServices, type Services } from './bench/services.ts'
@@ -25,7 +29,8 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
 
   --quick            shorter runs and 20,000 deliveries to drain instead of 50,000
   --only PART,…      of ceilings, publish, drain, both, fanout, latency; ceilings are needed for the ratios;
-                     neighbours, which runs only when named: what a tenant, and a tenant's healthy endpoint,
+                     steady, which runs only when named: ten minutes at one rate, and what memory does (--quick: one);
+                     neighbours, likewise: what a tenant, and a tenant's healthy endpoint,
                      notice of another endpoint that hangs, fails, is slow, refuses, is inactive or comes back,
                      and how ten tenants share a saturated worker (6 minutes; --quick: 3);
                      held, likewise: what publishing and claiming cost beside a million held deliveries (2 minutes)
@@ -35,7 +40,7 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
 `
 
 const USUAL = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'latency']
-const PARTS = [...USUAL, 'held', 'neighbours']
+const PARTS = [...USUAL, 'steady', 'held', 'neighbours']
 
 const { values: flags } = parseArgs({
   options: {
@@ -99,11 +104,14 @@ async function main(): Promise<void> {
     seconds: 0,
   }
 
+  let beside = async <Run>(_kinds: Ceiling[], part: () => Promise<Run>): Promise<Beside<Run>> => ({
+    ...(await part()),
+    ceilings: {},
+  })
   if (parts.includes('ceilings')) {
-    say('ceilings')
-    const post = helper('post')
-    report.ceilings = await measureCeilings(bench, post)
-    post.stop()
+    const ceilings = await createCeilings(bench, helper('post'))
+    report.ceilings = ceilings.all
+    beside = ceilings.beside
   }
   await services.start('api', Number(flags.apis))
   bench.apiKey = await register(services, receiverPort)
@@ -115,34 +123,42 @@ async function main(): Promise<void> {
   let waiting = 0
   if (parts.includes('publish')) {
     report.publish = []
+    waiting += await warmUp(bench)
     for (const connections of [1, 64, 256]) {
       say(`publish, ${connections} connections`)
-      const run = await measurePublish(bench, connections)
+      const kind = connections === 1 ? 'oneCommit' : 'commits'
+      const run = await beside([kind], () => measurePublish(bench, connections))
       report.publish.push(run)
       waiting += run.events
       noteMemory()
     }
   }
-  const wanted = flags.quick ? 20_000 : 50_000
+  const wanted = flags.quick ? 25_000 : 62_500
   if (parts.includes('drain')) waiting = await fill(bench, waiting, wanted)
   if (waiting > 0) {
     say(`drain, ${waiting} deliveries`)
-    report.drain = await measureDrain(bench, waiting)
+    const deliveries = waiting
+    report.drain = await beside(['posts'], () => measureDrain(bench, deliveries))
     noteMemory()
   }
   if (parts.includes('both')) {
     say('publish and deliver at once')
-    report.both = await measureBoth(bench)
+    report.both = await beside(['commits', 'posts'], () => measureBoth(bench))
     noteMemory()
   }
   if (parts.includes('fanout')) {
     say('fan-out')
-    report.fanout = await measureFanout(bench)
+    report.fanout = await beside(['posts'], () => measureFanout(bench))
     noteMemory()
   }
   if (parts.includes('latency')) {
     say('latency')
     report.latency = [await measureLatency(bench, null), await measureLatency(bench, 200)]
+    noteMemory()
+  }
+  if (parts.includes('steady')) {
+    say('steady')
+    report.steady = await measureSteady(bench)
     noteMemory()
   }
   if (parts.includes('held')) {

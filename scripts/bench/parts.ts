@@ -1,13 +1,13 @@
 import { createClient } from '../demo/client.ts'
-import { type Commits, makeTable, measureCommits, measureOneCommit } from './ceilings.ts'
+import { makeTable, measureCommits, measureOneCommit } from './ceilings.ts'
 import { type Cost, countCost, type Measured } from './cost.ts'
 import { type Helper, nowMicros, percentile } from './helper.ts'
 import type { Load, LoadResult } from './load.ts'
-import type { Received } from './receiver.ts'
 import type { Services } from './services.ts'
 
 const PAYLOAD_BYTES = 250
 const FANOUT = 10
+const STEADY_RATE = 500
 
 export type Bench = Measured & {
   receiverPort: number
@@ -15,8 +15,20 @@ export type Bench = Measured & {
   quick: boolean
   apiKey: string
 }
+/** `mostMiB`: of each tenth of the time. */
+export type SteadyRun = {
+  rate: number
+  seconds: number
+  p50: number
+  p99: number
+  mostMiB: Record<'api' | 'worker', number[]>
+}
 
-export type Ceilings = { commits: Commits; oneCommitMs: number; posts: number; generator: number }
+/** What the cores can do without the service: commits a second, the median of one in ms, signed POSTs a second. */
+export type Ceiling = 'commits' | 'oneCommit' | 'posts'
+export type Ceilings = Record<Ceiling, number[]> & { commitsBy: string; generator: number }
+/** A run with the mean of what its ceilings were just before and after it; none where none are measured. */
+export type Beside<Run> = Run & { ceilings: Partial<Record<Ceiling, number>> }
 export type PublishRun = {
   connections: number
   events: number
@@ -25,7 +37,8 @@ export type PublishRun = {
   p99: number
   cost: Cost
 }
-export type DrainRun = { deliveries: number; perSecond: number; requests: number; cost: Cost }
+/** `again`: requests for a delivery that had come before. */
+export type DrainRun = { deliveries: number; perSecond: number; again: number; cost: Cost }
 export type BothRun = {
   published: number
   delivered: number
@@ -44,21 +57,57 @@ export type LatencyRun = {
   publishP99: number
 }
 
-/** What the same cores can do without the service. */
-export async function measureCeilings(bench: Bench, post: Helper<'post'>): Promise<Ceilings> {
+/**
+ * Measures the ceilings again and again, because the machine's speed drifts within minutes: `beside` runs a part between two
+ * measurements of its own. `all` has every one that was made.
+ */
+export async function createCeilings(bench: Bench, post: Helper<'post'>) {
   const { database, receiver, load, receiverPort, quick } = bench
-  const seconds = quick ? 3 : 5
+  const seconds = quick ? 2 : 3
   await makeTable(database)
-  const commits = await measureCommits(database, { clients: 16, seconds, payloadBytes: PAYLOAD_BYTES })
-  const oneCommitMs = await measureOneCommit(database, quick ? 500 : 1000, PAYLOAD_BYTES)
-  await receiver.ask('expect', { count: 0, seconds: 0 })
-  const run = await post.ask('run', { port: receiverPort, inFlight: 200, seconds, payloadBytes: PAYLOAD_BYTES })
   // The generator against a server that does next to nothing: it must be far above what it measures.
+  await receiver.ask('expect', { count: 0, seconds: 0 })
   const generated = await load.ask(
     'run',
     request(bench, { ports: [receiverPort], connections: 256, stop: { seconds: 2 } }),
   )
-  return { commits, oneCommitMs, posts: run.posts / run.seconds, generator: generated.requests / generated.seconds }
+  const generator = generated.requests / generated.seconds
+  const all: Ceilings = { commits: [], commitsBy: '', oneCommit: [], posts: [], generator }
+  const measureOnce = {
+    async commits() {
+      const { tool, perSecond } = await measureCommits(database, { clients: 16, seconds, payloadBytes: PAYLOAD_BYTES })
+      all.commitsBy = tool
+      return perSecond
+    },
+    oneCommit: () => measureOneCommit(database, quick ? 500 : 1000, PAYLOAD_BYTES),
+    async posts() {
+      await receiver.ask('expect', { count: 0, seconds: 0 })
+      const run = await post.ask('run', { port: receiverPort, inFlight: 200, seconds, payloadBytes: PAYLOAD_BYTES })
+      return run.posts / run.seconds
+    },
+  }
+  /** What was measured last and may stand for the present moment. */
+  const fresh = new Map<Ceiling, number>()
+
+  async function measure(kind: Ceiling): Promise<number> {
+    const value = await measureOnce[kind]()
+    all[kind].push(value)
+    fresh.set(kind, value)
+    return value
+  }
+
+  return {
+    all,
+    async beside<Run>(kinds: Ceiling[], part: () => Promise<Run>): Promise<Beside<Run>> {
+      const before: number[] = []
+      for (const kind of kinds) before.push(fresh.get(kind) ?? (await measure(kind)))
+      fresh.clear()
+      const run = await part()
+      const ceilings: Partial<Record<Ceiling, number>> = {}
+      for (const [nth, kind] of kinds.entries()) ceilings[kind] = ((before[nth] as number) + (await measure(kind))) / 2
+      return { ...run, ceilings }
+    },
+  }
 }
 
 /** One tenant, one endpoint for `bench.one`, ten for `bench.ten`. */
@@ -78,6 +127,12 @@ export async function register(services: Services, receiverPort: number): Promis
   return api_key
 }
 
+/** Lets V8 compile what publishing runs; answers with how many events that took. */
+export async function warmUp(bench: Bench): Promise<number> {
+  const { requests } = await publish(bench, { connections: 64, stop: { count: bench.quick ? 5_000 : 10_000 } })
+  return requests
+}
+
 /** Publishing alone: the worker is not running. */
 export async function measurePublish(bench: Bench, connections: number): Promise<PublishRun> {
   const counting = await countCost(bench)
@@ -92,15 +147,30 @@ export async function measurePublish(bench: Bench, connections: number): Promise
   }
 }
 
-/** Delivering alone: `deliveries` are waiting when the worker starts. */
+/**
+ * Delivering alone: `deliveries` are waiting when the worker starts. The first fifth, while V8 is still compiling what it
+ * runs, is not counted.
+ */
 export async function measureDrain(bench: Bench, deliveries: number): Promise<DrainRun> {
+  const { services, receiver, workers } = bench
+  const receiving = receiver.ask('expect', { count: deliveries, seconds: 180 })
+  await services.start('worker', workers)
+  await untilReceived(bench, deliveries / 5)
   const counting = await countCost(bench)
-  const received = await drain(bench, deliveries)
+  const before = await receiver.ask('count', null)
+  const begun = nowMicros()
+  const received = await receiving
+  if (received.deliveries < deliveries)
+    throw new Error(`only ${received.deliveries} of ${deliveries} deliveries arrived`)
+  await untilRecorded(bench)
+  const counted = deliveries - before
+  const cost = await counting(counted)
+  await services.stop('worker')
   return {
-    deliveries,
-    requests: received.requests,
-    perSecond: (deliveries - 1) / ((received.lastMicros - received.firstMicros) / 1e6),
-    cost: await counting(deliveries),
+    deliveries: counted,
+    again: received.requests - deliveries,
+    perSecond: counted / ((received.lastMicros - begun) / 1e6),
+    cost,
   }
 }
 
@@ -132,7 +202,7 @@ export async function measureBoth(bench: Bench): Promise<BothRun> {
 }
 
 export async function measureFanout(bench: Bench): Promise<FanoutRun> {
-  const events = bench.quick ? 1000 : 2000
+  const events = bench.quick ? 1250 : 2500
   const result = await publish(bench, { connections: 256, eventType: 'bench.ten', stop: { count: events } })
   const published = result.requests / result.seconds
   const drained = await measureDrain(bench, events * FANOUT)
@@ -159,6 +229,29 @@ export async function measureLatency(bench: Bench, rate: number | null): Promise
   return { rate, events: arrived.length, ...times(sorted), max: (sorted.at(-1) ?? 0) / 1000, publishP50, publishP99 }
 }
 
+/** Whether anything grows while nothing changes. */
+export async function measureSteady(bench: Bench): Promise<SteadyRun> {
+  const { services, receiver, workers, quick } = bench
+  const seconds = quick ? 60 : 600
+  await services.start('worker', workers)
+  const mostMiB = { api: Array<number>(10).fill(0), worker: Array<number>(10).fill(0) }
+  const begun = nowMicros()
+  const watching = setInterval(() => {
+    const tenth = Math.floor(((nowMicros() - begun) / 1e6 / seconds) * 10)
+    if (tenth >= 10) return
+    for (const role of ['api', 'worker'] as const) {
+      mostMiB[role][tenth] = Math.max(mostMiB[role][tenth] ?? 0, services.memory(role))
+    }
+  }, 500)
+  const receiving = receiver.ask('expect', { count: STEADY_RATE * seconds, seconds: seconds + 60 })
+  await publish(bench, { connections: 16, rate: STEADY_RATE, stop: { count: STEADY_RATE * seconds } })
+  const { latencies } = await receiving
+  clearInterval(watching)
+  await untilRecorded(bench)
+  await services.stop('worker')
+  return { rate: STEADY_RATE, seconds, ...times(Float64Array.from(latencies).sort()), mostMiB }
+}
+
 const times = (sortedMicros: Float64Array) => ({
   p50: percentile(sortedMicros, 0.5) / 1000,
   p99: percentile(sortedMicros, 0.99) / 1000,
@@ -181,18 +274,6 @@ async function publish(bench: Bench, wanted: Wanted): Promise<LoadResult> {
     throw new Error(`${result.refused} publishes were refused, the first with:\n${result.firstRefusal}`)
   }
   return result
-}
-
-async function drain(bench: Bench, deliveries: number): Promise<Received> {
-  const { services, receiver, workers } = bench
-  const receiving = receiver.ask('expect', { count: deliveries, seconds: 180 })
-  await services.start('worker', workers)
-  const received = await receiving
-  if (received.deliveries < deliveries)
-    throw new Error(`only ${received.deliveries} of ${deliveries} deliveries arrived`)
-  await untilRecorded(bench)
-  await services.stop('worker')
-  return received
 }
 
 async function untilReceived({ receiver }: Bench, deliveries: number): Promise<void> {

@@ -1,7 +1,7 @@
 import type { Cost } from './cost.ts'
 import type { HeldRun } from './held.ts'
 import type { Neighbours } from './neighbours.ts'
-import type { BothRun, Ceilings, DrainRun, FanoutRun, LatencyRun, PublishRun } from './parts.ts'
+import type { Beside, BothRun, Ceilings, DrainRun, FanoutRun, LatencyRun, PublishRun, SteadyRun } from './parts.ts'
 
 export type Report = {
   at: string
@@ -10,11 +10,12 @@ export type Report = {
   processes: { apis: number; workers: number }
   seconds: number
   ceilings?: Ceilings
-  publish?: PublishRun[]
-  drain?: DrainRun
-  both?: BothRun
-  fanout?: FanoutRun
+  publish?: Beside<PublishRun>[]
+  drain?: Beside<DrainRun>
+  both?: Beside<BothRun>
+  fanout?: Beside<FanoutRun>
   latency?: LatencyRun[]
+  steady?: SteadyRun
   held?: HeldRun
   neighbours?: Neighbours
   /** The most that one process held; of Postgres, all its processes together as seen between the parts. */
@@ -31,54 +32,77 @@ const times = (p50: number, p99: number) => `p50 ${ms(p50)}, p99 ${ms(p99)}`
 
 export function printReport(report: Report): void {
   const { machine, processes, ceilings } = report
-  const ofCommits = (value: number) => ceilings && `${(value / ceilings.commits.perSecond).toFixed(2)} × commits`
-  const ofPosts = (value: number) => ceilings && `${(value / ceilings.posts).toFixed(2)} × POSTs`
+  const ratio = (value: number, ceiling: number | undefined, name: string) =>
+    ceiling === undefined ? undefined : `${(value / ceiling).toFixed(2)} × ${name}`
+  const ofCommits = (value: number, run: Beside<unknown>) => ratio(value, run.ceilings.commits, 'commits')
+  const ofPosts = (value: number, run: Beside<unknown>) => ratio(value, run.ceilings.posts, 'POSTs')
   const rows: Row[] = []
   const add = (what: string, figure: string, ratio?: string) =>
     rows.push(ratio ? [what, figure, ratio] : [what, figure])
 
   if (ceilings) {
-    add(`ceiling: single-row commits, 16 connections (${ceilings.commits.tool})`, rate(ceilings.commits.perSecond))
-    add('ceiling: one bare commit, one node client', `p50 ${ms(ceilings.oneCommitMs)}`)
-    add('ceiling: raw signed POSTs, 200 in flight (undici)', rate(ceilings.posts))
+    const range = (values: number[], show: (value: number) => string) =>
+      values.length > 0 ? `${show(Math.min(...values))} to ${show(Math.max(...values))}` : 'not measured'
+    add(`ceiling: single-row commits, 16 connections (${ceilings.commitsBy})`, range(ceilings.commits, rate))
+    add('ceiling: p50 of one bare commit, one node client', range(ceilings.oneCommit, ms))
+    add('ceiling: raw signed POSTs, 200 in flight (undici)', range(ceilings.posts, rate))
     add('load generator against a trivial server', rate(ceilings.generator))
   }
   for (const run of report.publish ?? []) {
-    const ofOne = ceilings && `${(run.p50 / ceilings.oneCommitMs).toFixed(2)} × one commit`
     add(
       `publish, ${run.connections} connection${run.connections === 1 ? '' : 's'}`,
       `${rate(run.perSecond)}, ${times(run.p50, run.p99)}`,
-      run.connections === 1 ? ofOne : ofCommits(run.perSecond),
+      run.connections === 1 ? ratio(run.p50, run.ceilings.oneCommit, 'one commit') : ofCommits(run.perSecond, run),
     )
   }
   if (report.drain)
-    add(`drain of ${whole(report.drain.deliveries)}`, rate(report.drain.perSecond), ofPosts(report.drain.perSecond))
+    add(
+      `drain of ${whole(report.drain.deliveries)}`,
+      rate(report.drain.perSecond),
+      ofPosts(report.drain.perSecond, report.drain),
+    )
   if (report.both) {
     const { published, delivered, publishP50, publishP99, backlogSeconds } = report.both
     add(
       'both at once: publish, 256 connections',
       `${rate(published)}, ${times(publishP50, publishP99)}`,
-      ofCommits(published),
+      ofCommits(published, report.both),
     )
-    add('both at once: delivered meanwhile', rate(delivered), ofPosts(delivered))
+    add('both at once: delivered meanwhile', rate(delivered), ofPosts(delivered, report.both))
     add('both at once: backlog gone after', `${backlogSeconds.toFixed(1)} s`)
   }
   if (report.fanout) {
     const { fanout, published, deliveriesQueued, drained } = report.fanout
     add(`fan-out ${fanout}: publish, 256 connections`, `${rate(published)}, ${rate(deliveriesQueued)} deliveries`)
-    add(`fan-out ${fanout}: drain of ${whole(drained.deliveries)}`, rate(drained.perSecond), ofPosts(drained.perSecond))
+    add(
+      `fan-out ${fanout}: drain of ${whole(drained.deliveries)}`,
+      rate(drained.perSecond),
+      ofPosts(drained.perSecond, report.fanout),
+    )
   }
   for (const run of report.latency ?? []) {
     const what = run.rate === null ? 'idle' : `${run.rate}/s open loop`
     add(`publish to receipt, ${what}`, `${times(run.p50, run.p99)}, max ${ms(run.max)}`)
     add(`publish answered, ${what}`, times(run.publishP50, run.publishP99))
   }
+  if (report.steady) {
+    const { rate: perSecond, seconds, p50, p99, mostMiB } = report.steady
+    const what = `${whole(perSecond)}/s for ${seconds / 60} min`
+    add(`publish to receipt, ${what}`, times(p50, p99))
+    for (const role of ['api', 'worker'] as const) {
+      const [first, ...later] = mostMiB[role]
+      add(
+        `most memory of the ${role}, first tenth, then each`,
+        `${whole(first ?? 0)}, ${later.map(whole).join(' ')} MiB`,
+      )
+    }
+  }
   if (report.held) {
     const { held, without, withThem } = report.held
     const both = (part: 'publish' | 'claim') => `${whole(withThem[part])} µs, with none ${whole(without[part])} µs`
-    const ratio = (part: 'publish' | 'claim') => `${(withThem[part] / without[part]).toFixed(2)} ×`
-    add(`publishing an event beside ${whole(held)} held`, both('publish'), ratio('publish'))
-    add(`claiming a delivery beside ${whole(held)} held`, both('claim'), ratio('claim'))
+    const slower = (part: 'publish' | 'claim') => `${(withThem[part] / without[part]).toFixed(2)} ×`
+    add(`publishing an event beside ${whole(held)} held`, both('publish'), slower('publish'))
+    add(`claiming a delivery beside ${whole(held)} held`, both('claim'), slower('claim'))
   }
   const crowd = report.publish?.at(-1)
   if (crowd) addCost(add, `an event at ${crowd.connections} connections`, crowd.cost)
@@ -95,9 +119,7 @@ export function printReport(report: Report): void {
     const { api, worker, postgres } = report.peakMiB
     add('peak memory', `API ${whole(api)} MiB, worker ${whole(worker)} MiB, Postgres ${whole(postgres)} MiB`)
   }
-  if (report.drain && report.drain.requests > report.drain.deliveries) {
-    add('sent more than once while draining', whole(report.drain.requests - report.drain.deliveries))
-  }
+  if (report.drain && report.drain.again > 0) add('sent more than once while draining', whole(report.drain.again))
 
   const costs = [...(report.publish ?? []), ...(report.drain ? [report.drain] : [])].map(({ cost }) => cost)
   const others = Math.max(0, ...costs.map((cost) => cost.othersShare ?? 0))

@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { SHIPPED } from '../as-shipped.ts'
 import type { BenchDatabase } from './database.ts'
-import { cpuSeconds, peakMemory } from './usage.ts'
+import { cpuSeconds, peakMemory, residentMemory } from './usage.ts'
 
 const ROOT = fileURLToPath(new URL('../../', import.meta.url))
 const START_MS = 60_000
@@ -79,6 +79,8 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
     cpu: (role: Role) => of(role).reduce((sum, { pid }) => sum + (cpuSeconds(pid) ?? 0), spent[role].cpu),
     /** The most memory that one process of the role ever held, in MiB. */
     peak: (role: Role) => of(role).reduce((most, { pid }) => Math.max(most, peakMemory(pid) ?? 0), spent[role].peak),
+    /** The memory that the largest process of the role holds now, in MiB. */
+    memory: (role: Role) => Math.max(...of(role).map(({ pid }) => residentMemory(pid) ?? 0)),
     kill: () => {
       for (const { child } of running) child.kill('SIGKILL')
     },
