@@ -1,6 +1,5 @@
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
 import { waitFor } from '../../test/support/wait.ts'
-import { SHIPPED } from '../as-shipped.ts'
 import type { Finding } from './experiment.ts'
 import { openFiles, type Running } from './fleet.ts'
 import { type JobTable, jobTable, publishMany, round } from './measure.ts'
@@ -9,13 +8,8 @@ import type { World } from './world.ts'
 
 // What grows, and what only goes up and down.
 
-/** For the environment of processes whose memory is watched. */
-export const COLLECTING = {
-  ...SHIPPED.env,
-  NODE_OPTIONS: [...SHIPPED.flags, '--expose-gc', `--import=${new URL('./collect.ts', import.meta.url).href}`].join(
-    ' ',
-  ),
-}
+/** For processes whose memory is watched. */
+export const COLLECTING = ['--expose-gc', `--import=${new URL('./collect.ts', import.meta.url).href}`]
 
 const EVERY_MS = 10_000
 const MIB = 2 ** 20

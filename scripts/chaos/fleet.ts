@@ -1,6 +1,7 @@
 import { readdirSync } from 'node:fs'
 import type { Scope } from '../../test/support/cleanup.ts'
 import { type Exit, type Service, startService } from '../../test/support/service.ts'
+import { SHIPPED } from '../as-shipped.ts'
 import { peakMemory } from '../bench/usage.ts'
 
 export type Running = Service & {
@@ -17,7 +18,11 @@ const MOST_MIB = 512
 export type Fleet = ReturnType<typeof createFleet>
 
 /** The real program in processes of their own. One that ends without having been told to is a finding. */
-export function createFleet(scope: Scope, databaseUrl: string, env: Record<string, string>) {
+export function createFleet(
+  scope: Scope,
+  databaseUrl: string,
+  { env, flags = [] }: { env: Record<string, string>; flags: string[] | undefined },
+) {
   const all: Running[] = []
   const told = new Set<Running>()
   let peak = 0
@@ -29,8 +34,12 @@ export function createFleet(scope: Scope, databaseUrl: string, env: Record<strin
   return {
     /** Starts one more and resolves when it is ready. */
     async start(mode: Running['mode'], more: { env?: Record<string, string>; databaseUrl?: string } = {}) {
-      const options = { databaseUrl: more.databaseUrl ?? databaseUrl, mode, env: { ...env, ...more.env } }
-      const service = await startService(scope, options)
+      const service = await startService(scope, {
+        databaseUrl: more.databaseUrl ?? databaseUrl,
+        mode,
+        env: { ...SHIPPED.env, ...env, ...more.env },
+        flags: [...SHIPPED.flags, ...flags],
+      })
       const one: Running = { ...service, mode, filesAtStart: openFiles(service.pid) ?? 0, ended: null }
       void service.exited.then((exit) => {
         one.ended = exit

@@ -13,6 +13,8 @@ export type Setup = {
   apis?: number
   workers?: number
   env?: Record<string, string>
+  /** Node's, beyond those that the program is shipped with. */
+  flags?: string[]
   /** Lets the services reach the database only through `world.proxy`. */
   proxied?: boolean
 }
@@ -97,7 +99,10 @@ export async function createWorld(
 ): Promise<World> {
   const [database, ledger] = await Promise.all([cluster.createDatabase(scope), startLedger(scope)])
   const proxy = setup.proxied ? await startProxy(scope, database.url) : undefined
-  const fleet = createFleet(scope, proxy?.url ?? database.url, { ...ENV, ...setup.env })
+  const fleet = createFleet(scope, proxy?.url ?? database.url, {
+    env: { ...ENV, ...setup.env },
+    flags: setup.flags,
+  })
   const many = (count: number, mode: 'api' | 'worker') => Array.from({ length: count }, () => fleet.start(mode))
   const [first] = await Promise.all([...many(setup.apis ?? 1, 'api'), ...many(setup.workers ?? 1, 'worker')])
   if (first === undefined) throw new Error('a world needs an API')

@@ -35,15 +35,15 @@ export type Program = {
   kill: () => Promise<Exit>
 }
 
-/** `main`: another version's, for instance. */
-type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: string; main?: string }
+/** `main`: another version's, for instance; `flags`: Node's own. */
+type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: string; main?: string; flags?: string[] }
 
 /** Runs the real program with nothing of our own environment but PATH. It is killed after the test, if it still runs. */
 export function runProgram(
   scope: Scope,
-  { args = [], env = {}, cwd = ROOT, main = MAIN }: ProgramOptions = {},
+  { args = [], env = {}, cwd = ROOT, main = MAIN, flags = [] }: ProgramOptions = {},
 ): Program {
-  const child: ChildProcess = spawn(process.execPath, [main, ...args], {
+  const child: ChildProcess = spawn(process.execPath, [...flags, main, ...args], {
     cwd,
     env: { PATH: process.env.PATH, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -128,6 +128,7 @@ type ServiceOptions = {
   env?: Record<string, string>
   args?: string[]
   main?: string
+  flags?: string[]
 }
 
 /** The environment in which tests run the service: a free port, known keys, receivers on this machine allowed. */
@@ -144,12 +145,12 @@ export const testEnvironment = (databaseUrl: string): Record<string, string> => 
 /** Starts the service as a process of its own and resolves when it is ready; rejects, with its output, when it is not. */
 export async function startService(
   scope: Scope,
-  { databaseUrl, mode = 'all', env = {}, args = [], main }: ServiceOptions,
+  { databaseUrl, mode = 'all', env = {}, args = [], ...how }: ServiceOptions,
 ): Promise<Service> {
   const program = runProgram(scope, {
     args: ['--mode', mode, ...args],
     env: { ...testEnvironment(databaseUrl), ...env },
-    ...(main !== undefined && { main }),
+    ...how,
   })
   const { port } = await program.logged('service.ready')
   const url = `http://127.0.0.1:${port}`
