@@ -17,12 +17,6 @@ export type DeliveryJob = {
   slot?: number
 }
 
-/**
- * Retries have this priority or less, below every first attempt: each second by which one is due later takes one off
- * (waybill.retry_priority), so that fetching the due ones never looks at the others.
- */
-export const RETRY_PRIORITY = -1_400_000_000
-
 export type QueueSettings = {
   attemptTimeoutSeconds: number
   retryLimit: number
@@ -170,7 +164,7 @@ const enqueueNew = (table: string) => `
   $enqueue$`
 
 /**
- * pg-boss's own statements as functions, for our functions to call: `enqueue(jobs)` takes jobs as JSON, `fetch_jobs` the
+ * pg-boss's own statements as functions, for our functions to call: `enqueue(jobs)` takes jobs as JSON, `fetch_due` the
  * bounds of their priorities and how many, `finish_jobs` and `fail_jobs` the queue, the jobs' ids and their fences
  * (`id:retry count`), before which the latter has what went wrong. All but the first are planned anew each time: a plan from when the queue was empty would walk it from end to end. And jobs
  * are fetched by index alone: a queue grows faster than its statistics, and a planner that takes it for empty would sort
@@ -181,7 +175,9 @@ async function callables(boss: PgBoss): Promise<string> {
   const finish = await capture((db) => boss.deleteJob(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], { db }))
   const fail = await capture((db) => boss.fail(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], null, { db }))
   const batchSize = 987_654
-  const fetch = await capture((db) => boss.fetch(DELIVERIES, { batchSize, minPriority: 0, maxPriority: 1, db }))
+  const fetch = await capture((db) =>
+    boss.fetch(DELIVERIES, { batchSize, minPriority: 0, maxPriority: 1, includeMetadata: true, db }),
+  )
   if (!fetch.includes(`LIMIT ${batchSize}`)) throw new Error('this version of pg-boss fetches in another way')
   return `
     create or replace function waybill.enqueue(jobs text) returns void language plpgsql as $callable$
@@ -189,11 +185,11 @@ async function callables(boss: PgBoss): Promise<string> {
     begin
       ${enqueue};
     end $callable$;
-    create or replace function waybill.fetch_jobs(int, int, int) returns table (id uuid, data jsonb, retry_count int) language plpgsql
+    create or replace function waybill.fetch_due(int, int, int) returns table (id uuid, data jsonb, retry_count int, priority int) language plpgsql
     set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $callable$
     #variable_conflict use_column
     begin
-      return query with fetched as (${fetch.replace(`LIMIT ${batchSize}`, 'LIMIT $3')}) select id, data, "retryCount" from fetched;
+      return query with fetched as (${fetch.replace(`LIMIT ${batchSize}`, 'LIMIT $3')}) select id, data, "retryCount", priority from fetched;
     end $callable$;
     create or replace function waybill.finish_jobs(text, uuid[], text[]) returns table (count bigint, ids uuid[]) language plpgsql
     set plan_cache_mode = force_custom_plan as $callable$

@@ -157,8 +157,8 @@ export async function startWorker(deps: {
   const deliveries = startDispatcher({
     slots: deps.concurrency,
     log,
-    async fetch(kind, max, take) {
-      const claimed = await claimDeliveries(claims, { kind, max, monthlyAttempts: deps.monthlyAttempts })
+    async fetch(kind, { max, thorough, take }) {
+      const claimed = await claimDeliveries(claims, { kind, max, thorough, monthlyAttempts: deps.monthlyAttempts })
       const full: Claim[] = []
       for (const claim of claimed.send) {
         inHand.set(claim, take())

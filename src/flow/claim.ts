@@ -1,5 +1,4 @@
 import type { Db, Pool } from '../db.ts'
-import { RETRY_PRIORITY } from '../queue.ts'
 
 /** A claimed job with all that its attempt needs. */
 export type Claim = {
@@ -56,18 +55,17 @@ type Row = {
   now: Date
 }
 
-/** Claims at most `max` due jobs, first attempts or retries, and reads what they need (waybill.claim). */
+/**
+ * Claims at most `max` due jobs, first attempts or retries, and reads what they need. `thorough`: also what has come back to
+ * a place in the queue that claiming has left behind (waybill.claim).
+ */
 export async function claimDeliveries(
   pool: Pool,
-  { kind, max, monthlyAttempts }: { kind: 'first' | 'retry'; max: number; monthlyAttempts: number },
+  asking: { kind: 'first' | 'retry'; thorough: boolean; max: number; monthlyAttempts: number },
 ): Promise<Claimed> {
-  // Retries below the present moment's priority are not due yet; the database's clock decides.
-  const priorities =
-    kind === 'first'
-      ? pool`${RETRY_PRIORITY + 1}, ${2 ** 31 - 1}`
-      : pool`waybill.retry_priority(now()), ${RETRY_PRIORITY}`
   const asked = Date.now()
-  const rows = await pool<Row[]>`select * from waybill.claim(${priorities}, ${max}, ${monthlyAttempts})`
+  const rows = await pool<Row[]>`
+    select * from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${asking.monthlyAttempts})`
   // Half the round trip went by before the database read its clock.
   const clockOffsetMs = rows[0] ? Math.round(rows[0].now.getTime() - (asked + Date.now()) / 2) : 0
   return sortOut(rows, clockOffsetMs)

@@ -1,5 +1,6 @@
 import type { Log } from '../log.ts'
 import { type Loop, startLoop } from './loop.ts'
+import { createThoroughness } from './thorough.ts'
 
 /** First attempts and retries are fetched apart, so that neither can starve the other. */
 export type Kind = 'first' | 'retry'
@@ -13,14 +14,15 @@ const MAX_BATCH = 100
 /**
  * Keeps up to `slots` items in hand: fetches as many as there are free slots, never more, so that a slow receiver holds
  * one slot and no batch. Retries get at most half of the slots, so that a first attempt finds one; while both kinds have
- * a backlog, at most a quarter and at least an eighth. `fetch` claims at most `max` items and answers how many it found;
+ * a backlog, at most a quarter and at least an eighth. `fetch` claims at most `max` items and answers how many it found:
+ * of those that have become due since the last look or, now and then, `thorough`ly, of all;
  * for each that it keeps it takes a slot, by `take`, and calls the function that it got when the item ends (once counts,
  * however often it is called). `wake` says that there are first attempts, and whether there are retries as well.
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
-  fetch: (kind: Kind, max: number, take: () => () => void) => Promise<number>
+  fetch: (kind: Kind, how: { max: number; thorough: boolean; take: () => () => void }) => Promise<number>
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
   const { slots } = options
   const inHand = { first: 0, retry: 0 }
@@ -29,6 +31,7 @@ export function startDispatcher(options: {
   /** Whether there may be some that no fetch has looked for. */
   const announced = { first: true, retry: true }
   let lastLook = -POLL_MS
+  const look = { first: createThoroughness(POLL_MS), retry: createThoroughness(POLL_MS) }
 
   function take(kind: Kind): () => void {
     let taken = true
@@ -45,7 +48,7 @@ export function startDispatcher(options: {
     const max = Math.min(Math.floor(room), MAX_BATCH)
     if (max <= 0) return
     announced[kind] = false
-    const found = await options.fetch(kind, max, () => take(kind))
+    const found = await look[kind]((thorough) => options.fetch(kind, { max, thorough, take: () => take(kind) }))
     backlog[kind] = found >= max
   }
 

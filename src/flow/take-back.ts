@@ -3,6 +3,7 @@ import type { Db, Pool } from '../db.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DELIVERIES } from '../queue.ts'
 import { type Loop, startLoop } from './loop.ts'
+import { createThoroughness } from './thorough.ts'
 
 const LOOK_MS = 1000
 /** A claim that nobody has touched for this long has lost its worker, or its worker has lost the database. */
@@ -19,7 +20,7 @@ const POISON = 5
 const MAX_BATCH = 500
 
 /**
- * Takes the jobs of workers that were lost back into the queue, due at once, in the place that they had. Their next claim
+ * Takes the jobs of workers that were lost back into the queue, due at once, before all that waits. Their next claim
  * counts as a retry, which is pg-boss's fence against the worker that was only thought lost, and the gap that it leaves in
  * the attempts is filled when the next one is recorded. A delivery with no retry left, or that goes down with its worker
  * again and again, fails as pg-boss has it, up to the dead letter queue.
@@ -27,13 +28,14 @@ const MAX_BATCH = 500
 export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => void; log: Log }): Loop {
   const { pool, boss, log } = deps
   let lookFrom = 0
+  const look = createThoroughness(LOOK_MS)
   return startLoop({
     name: 'take-back',
     idleMs: LOOK_MS,
     log,
     async run() {
       if (performance.now() < lookFrom) return false
-      const found = await takeBack(pool, boss).catch((error: unknown) => {
+      const found = await look((thorough) => takeBack(pool, boss, thorough)).catch((error: unknown) => {
         lookFrom = performance.now() + AFTER_FAILURE_MS
         throw error
       })
@@ -54,10 +56,10 @@ type Lapsed = {
   due_now: boolean
 }
 
-async function takeBack(pool: Pool, boss: PgBoss): Promise<Lapsed[]> {
+async function takeBack(pool: Pool, boss: PgBoss, thorough: boolean): Promise<Lapsed[]> {
   return await pool.begin(async (sql) => {
     const lapsed = await sql<Lapsed[]>`
-      select * from waybill.take_back(${LAPSE_SECONDS} * interval '1 second', ${SUSPECT}, ${POISON}, ${MAX_BATCH})`
+      select * from waybill.take_back(${LAPSE_SECONDS} * interval '1 second', ${SUSPECT}, ${POISON}, ${MAX_BATCH}, ${thorough})`
     const failing = lapsed.filter((job) => !job.due_now)
     const jobs = failing.map((job) => ({ id: job.delivery_id, retryCount: job.retry_count }))
     if (jobs.length > 0) {

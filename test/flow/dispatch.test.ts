@@ -13,7 +13,7 @@ function start(t: TestContext, waiting: Record<Kind, number>, { slots = 80, keep
   const loop = startDispatcher({
     slots,
     log,
-    async fetch(kind, max, take) {
+    async fetch(kind, { max, take }) {
       seen.fetches++
       await new Promise((resolve) => setImmediate(resolve))
       const found = Math.min(max, waiting[kind])
