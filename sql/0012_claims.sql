@@ -87,10 +87,9 @@ begin
                 where case when retries then retried > lowest else tag < newest and tag > newest - 1e7 end for update skip locked);
 end $$;
 
--- The place in the queue for what was claimed from `priority`: the same, or where claiming has got to, which is before all
--- that waits.
+-- The place in the queue for what was claimed from `priority` and comes back: where claiming has got to, before all that waits.
 create function waybill.place_again(priority int) returns int language sql stable as $$
-  select least(priority, case when priority > -1400000000 then -floor(tag)::int else waybill.retry_priority(now()) end) from waybill.queue_clock
+  select case when priority > -1400000000 then -floor(tag)::int else waybill.retry_priority(now()) end from waybill.queue_clock
 $$;
 
 -- Of workers that were lost: what nobody has touched for `lapse`, at most `most` of it, is due at once, before all that waits. The
