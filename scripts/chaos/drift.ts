@@ -18,7 +18,7 @@ const MIB = 2 ** 20
  * Notes, every ten seconds until `stop`, what a process takes. Resident memory goes up and down by tens of MiB with the
  * garbage in it, and where V8 has got to with that: no line through twenty minutes of it tells 2 MiB an hour from none. So
  * the process collects all of its garbage first (what leaks outlives that), and then tells its resident memory, and the
- * part that is in use.
+ * part that is in use; and of that what is code, of which V8 makes more for half an hour and longer, but not for ever.
  */
 export function watchProcess({ scope }: World, one: Running) {
   return watch(scope, EVERY_MS, async () => {
@@ -26,8 +26,13 @@ export function watchProcess({ scope }: World, one: Running) {
     one.signal('SIGUSR2')
     const memory = () => one.logs.slice(seen).find(({ msg }) => msg === 'memory')
     await waitFor(memory, { what: 'a process to tell its memory' })
-    const { rss, heapUsed, external } = memory() as unknown as NodeJS.MemoryUsage
-    return { rss: rss / MIB, used: (heapUsed + external) / MIB, files: openFiles(one.pid) ?? 0 }
+    const { rss, heapUsed, external, code } = memory() as unknown as NodeJS.MemoryUsage & { code: number }
+    return {
+      rss: rss / MIB,
+      used: (heapUsed + external) / MIB,
+      code: code / MIB,
+      files: openFiles(one.pid) ?? 0,
+    }
   })
 }
 
@@ -54,7 +59,7 @@ export async function startBacklog(world: World, count: number) {
   }
 }
 
-export type Memory = { at: number; rss: number; used: number }
+export type Memory = { at: number; rss: number; used: number; code: number }
 type Noted<T> = T & { at: number }
 
 /** Looks again and again until `stop`, which resolves with all that was seen. */

@@ -19,8 +19,8 @@ const MOST_MIB_PER_HOUR = 2
 /** What a pool may have opened since, and keeps for some minutes; one for each fault would be three times as many. */
 const MOST_FILES_MORE = 5
 const MINUTES = 30
-/** The first of so many: caches, pools and pages fill up to what the load takes. */
-const WARM_UP = 1 / 3
+/** The first of so many: caches, pools and pages fill up to what the load takes, and V8 compiles what runs now and then. */
+const WARM_UP = 1 / 2
 const FAULT_EVERY_MS = 60_000
 const OUTAGE_MS = 5000
 
@@ -59,6 +59,7 @@ const soaked: Experiment = {
     await world.quiesce()
     const memory = { api: riseOf(ofApi!, 'rss'), worker: riseOf(ofWorker!, 'rss') }
     const used = { api: riseOf(ofApi!, 'used'), worker: riseOf(ofWorker!, 'used') }
+    const code = { api: riseOf(ofApi!, 'code'), worker: riseOf(ofWorker!, 'code') }
     const files = { api: filesLeft(ofApi!), worker: filesLeft(ofWorker!) }
     return {
       figures: {
@@ -68,8 +69,10 @@ const soaked: Experiment = {
         failed_publishes: failed(world.published.flatMap(({ tries }) => tries)),
         api_MiB_per_h: `${memory.api.rise} ± ${memory.api.off}`,
         api_heap_MiB_per_h: `${used.api.rise} ± ${used.api.off}`,
+        api_code_MiB_per_h: `${code.api.rise} ± ${code.api.off}`,
         worker_MiB_per_h: `${memory.worker.rise} ± ${memory.worker.off}`,
         worker_heap_MiB_per_h: `${used.worker.rise} ± ${used.worker.off}`,
+        worker_code_MiB_per_h: `${code.worker.rise} ± ${code.worker.off}`,
         api_files_more: files.api,
         worker_files_more: files.worker,
         ...jobs.figures,
@@ -87,7 +90,7 @@ const soaked: Experiment = {
   },
 }
 
-const riseOf = (noted: Memory[], what: 'rss' | 'used') => risePerHour(noted.map((one) => [one.at, one[what]]))
+const riseOf = (noted: Memory[], what: 'rss' | 'used' | 'code') => risePerHour(noted.map((one) => [one.at, one[what]]))
 
 /** Each leaves everything as it was, but for what was in flight. */
 const FAULTS = {
