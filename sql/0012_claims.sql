@@ -3,8 +3,10 @@
 -- 0.4 us a job, every time. So claims start at the clock, what comes back to the queue comes back there, and only now and
 -- then does one start at the head, for what should have been left behind. Likewise with claims that have lapsed.
 
--- The lowest priority of a retry that was claimed.
-alter table waybill.queue_clock add column retried int not null default -1400000000;
+-- How far claiming has got among retries: the lowest priority that was claimed. A table of its own, since adding a column
+-- to waybill.queue_clock would wait for a dump that is running, and claims would wait for that.
+create table waybill.retry_clock (priority int not null) with (fillfactor = 50);
+insert into waybill.retry_clock values (-1400000000);
 
 -- Claims at most `most` due jobs, first attempts or retries, and reads what their attempts need. Unless `thorough`, it goes
 -- on from where claiming has got to, with some room for what was queued by a clock read a moment before. Every one that may
@@ -31,8 +33,8 @@ declare
   top int;
 begin
   if retries then
-    select case when thorough then last_first - 1 else least(last_first - 1, greatest(retried, waybill.retry_priority(now())) + 60) end
-    into top from waybill.queue_clock;
+    select case when thorough then last_first - 1 else least(last_first - 1, greatest(priority, waybill.retry_priority(now())) + 60) end
+    into top from waybill.retry_clock;
   else
     select case when thorough then 2147483647 else 64 - floor(tag)::int end into top from waybill.queue_clock;
   end if;
@@ -80,11 +82,15 @@ begin
     clock_timestamp()
   from found f left join waybill.tenants t using (tenant_id) left join metered m using (tenant_id);
 
-  -- A tag from before the clock was set back (waybill.rebase_queue) is far ahead, and must not undo it. Whoever holds the
-  -- clock sets it at this moment: to wait for them, with jobs in hand, could be to wait for each other.
-  update waybill.queue_clock c set tag = case when not retries then newest else c.tag end, retried = case when retries then lowest else c.retried end
-  where ctid = (select ctid from waybill.queue_clock
-                where case when retries then retried > lowest else tag < newest and tag > newest - 1e7 end for update skip locked);
+  -- Whoever holds a clock sets it at this moment: to wait for them, with jobs in hand, could be to wait for each other.
+  if retries then
+    update waybill.retry_clock set priority = lowest
+    where ctid = (select ctid from waybill.retry_clock where priority > lowest for update skip locked);
+  else
+    -- A tag from before the clock was set back (waybill.rebase_queue) is far ahead, and must not undo it.
+    update waybill.queue_clock set tag = newest
+    where ctid = (select ctid from waybill.queue_clock where tag < newest and tag > newest - 1e7 for update skip locked);
+  end if;
 end $$;
 
 -- The place in the queue for what was claimed from `priority` and comes back: where claiming has got to, before all that waits.

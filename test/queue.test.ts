@@ -96,7 +96,7 @@ test('claims of retries go on from where the last one got to as well, and a cloc
   assert.deepEqual(await claim(sql, { retries: true }), [due])
   assert.deepEqual(await claim(sql, { retries: true, thorough: true }), [old])
   // As if the last one had been claimed an hour ahead of the present clock.
-  await sql`update waybill.queue_clock set retried = waybill.retry_priority(now() + interval '1 hour')`
+  await sql`update waybill.retry_clock set priority = waybill.retry_priority(now() + interval '1 hour')`
   const today = await retryDue(0)
   assert.deepEqual(await claim(sql, { retries: true }), [today])
 })
