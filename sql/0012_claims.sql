@@ -3,16 +3,25 @@
 -- 0.4 us a job, every time. So claims start at the clock, what comes back to the queue comes back there, and only now and
 -- then does one start at the head, for what should have been left behind. Likewise with claims that have lapsed.
 
--- How far claiming has got among retries: the lowest priority that was claimed. A table of its own, since adding a column
--- to waybill.queue_clock would wait for a dump that is running, and claims would wait for that.
-create table waybill.retry_clock (priority int not null) with (fillfactor = 50);
-insert into waybill.retry_clock values (-1400000000);
+-- How far claiming has got: among first attempts waybill.queue_clock says it, among retries `retry`, the lowest priority that
+-- was claimed. And how far it had got 3 to 6 seconds ago (`old_…`), where claims start: no transaction that queues by what it
+-- has read lasts longer. A table of its own, since adding columns to waybill.queue_clock would wait for a dump that is
+-- running, and claims would wait for that.
+create table waybill.claim_marks (
+  retry int not null,
+  since timestamptz not null,
+  old_tag float8 not null,
+  old_retry int not null,
+  next_tag float8 not null,
+  next_retry int not null
+) with (fillfactor = 50);
+insert into waybill.claim_marks values (-1400000000, '-infinity', 0, -1400000000, 0, -1400000000);
 
--- Claims at most `most` due jobs, first attempts or retries, and reads what their attempts need. Unless `thorough`, it goes
--- on from where claiming has got to, with some room for what was queued by a clock read a moment before. Every one that may
--- be sent is counted against its tenant's month here, before it is sent, so that the quota holds however many workers
--- claim at once; what goes beyond it (within_quota) is not an attempt and is taken out again when it is recorded.
--- `sendable` is false where the endpoint takes nothing now; status is null where the delivery is gone.
+-- Claims at most `most` due jobs, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts
+-- where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's month here, before it is
+-- sent, so that the quota holds however many workers claim at once; what goes beyond it (within_quota) is not an attempt and
+-- is taken out again when it is recorded. `sendable` is false where the endpoint takes nothing now; status is null where
+-- the delivery is gone.
 create function waybill.claim(retries boolean, thorough boolean, most int, monthly_attempts bigint)
 returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, status waybill.delivery_status, attempt_count int,
                earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, url text, signing_secret bytea,
@@ -32,12 +41,13 @@ declare
   lowest int;
   top int;
 begin
-  if retries then
-    select case when thorough then last_first - 1 else least(last_first - 1, greatest(priority, waybill.retry_priority(now())) + 60) end
-    into top from waybill.retry_clock;
-  else
-    select case when thorough then 2147483647 else 64 - floor(tag)::int end into top from waybill.queue_clock;
-  end if;
+  select case
+      when thorough then case when retries then last_first - 1 else 2147483647 end
+      when retries then least(last_first - 1, greatest(old_retry, waybill.retry_priority(now())))
+      -- The clock itself may have been set back (waybill.rebase_queue).
+      else -floor(least(old_tag, tag))::int
+    end
+  into top from waybill.claim_marks, waybill.queue_clock;
   select array_agg(data ->> 'tenant_id' order by id), array_agg(id order by id), array_agg(retry_count order by id),
     array_agg((data ->> 'slot')::float8 order by id), max((data ->> 'tag')::float8), min(priority)
   into tenants, ids, tries, slots, newest, lowest
@@ -82,20 +92,27 @@ begin
     clock_timestamp()
   from found f left join waybill.tenants t using (tenant_id) left join metered m using (tenant_id);
 
-  -- Whoever holds a clock sets it at this moment: to wait for them, with jobs in hand, could be to wait for each other.
+  -- Whoever holds one of these rows sets it at this moment: to wait for them, with jobs in hand, could be to wait for each
+  -- other.
   if retries then
-    update waybill.retry_clock set priority = lowest
-    where ctid = (select ctid from waybill.retry_clock where priority > lowest for update skip locked);
+    -- Below what is due now, it is from before the database's clock was set back.
+    update waybill.claim_marks set retry = lowest where ctid = (
+      select ctid from waybill.claim_marks where retry > lowest or retry < waybill.retry_priority(now()) for update skip locked);
   else
     -- A tag from before the clock was set back (waybill.rebase_queue) is far ahead, and must not undo it.
     update waybill.queue_clock set tag = newest
     where ctid = (select ctid from waybill.queue_clock where tag < newest and tag > newest - 1e7 for update skip locked);
   end if;
+  update waybill.claim_marks m
+  set since = now(), old_tag = m.next_tag, next_tag = c.tag, old_retry = m.next_retry, next_retry = m.retry
+  from waybill.queue_clock c
+  where m.ctid = (select ctid from waybill.claim_marks where since not between now() - interval '3 seconds' and now() for update skip locked);
 end $$;
 
 -- The place in the queue for what was claimed from `priority` and comes back: where claiming has got to, before all that waits.
 create function waybill.place_again(priority int) returns int language sql stable as $$
-  select case when priority > -1400000000 then -floor(tag)::int else waybill.retry_priority(now()) end from waybill.queue_clock
+  select case when priority > -1400000000 then -floor(tag)::int else greatest(retry, waybill.retry_priority(now())) end
+  from waybill.queue_clock, waybill.claim_marks
 $$;
 
 -- Of workers that were lost: what nobody has touched for `lapse`, at most `most` of it, is due at once, before all that waits. The
@@ -130,19 +147,22 @@ as $$
   returning d.tenant_id, d.id, d.retry_count, d.crashes, d.due_now
 $$;
 
--- Of workers that shut down: as if they had not been claimed, due at once, no retry spent, nothing counted. Only what is
--- still claimed as it was is touched; answers with how many.
-create or replace function waybill.unclaim(ids uuid[], retry_counts int[]) returns bigint language sql as $$
+-- As it was, but for the place: gives claims back as if they had not been made, due at once, no retry spent, nothing
+-- counted. Only what is still claimed as it was is touched; answers with how many.
+create or replace function waybill.unclaim(ids uuid[], retry_counts int[]) returns bigint language plpgsql
+set plan_cache_mode = force_custom_plan set enable_seqscan = off
+as $$
+declare
+  tenants text[];
+begin
   with given as (
     -- started_on decides whether pg-boss's next fetch counts a retry.
     update pgboss.job j set state = 'created', started_on = null, heartbeat_on = null, priority = waybill.place_again(j.priority)
     from unnest(ids, retry_counts) as u (id, retry_count)
-    where j.name = 'deliveries' and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
+    where j.name = 'deliveries' and j.id = any(ids) and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
     returning j.data ->> 'tenant_id' as tenant_id
-  ), refunded as (
-    update waybill.usage u set count = u.count - g.n
-    from (select tenant_id, count(*) as n from given group by tenant_id order by tenant_id) g
-    where u.tenant_id = g.tenant_id and u.month = date_trunc('month', now() at time zone 'utc')::date and u.metric = 'attempts'
   )
-  select count(*) from given
-$$;
+  select coalesce(array_agg(tenant_id), '{}') into tenants from given;
+  perform waybill.refund_attempts(tenants);
+  return cardinality(tenants);
+end $$;

@@ -115,6 +115,9 @@ const RETRYABLE = new Set(['40P01', '40001', '55P03'])
 /** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization, lock_timeout). */
 export const isRetryable = (error: unknown) => error instanceof postgres.PostgresError && RETRYABLE.has(error.code)
 
+/** Whether a statement was cancelled because it took longer than its pool's patience. */
+export const isTooSlow = (error: unknown) => error instanceof postgres.PostgresError && error.code === '57014'
+
 /** Of SQLSTATE: cardinality, data, integrity, program limit and plpgsql errors. */
 const FAULTS_OF_VALUES = ['21', '22', '23', '54', 'P0']
 

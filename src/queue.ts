@@ -11,7 +11,7 @@ export const DEAD_LETTERS = 'dead_letters'
 /** What a delivery's job carries. */
 export type DeliveryJob = {
   tenant_id: string
-  /** Its place in fair order (waybill.queue_clock); its priority is this, negated and rounded. */
+  /** Its place in fair order (waybill.queue_clock): its priority is this, negated and rounded, until it comes back from a claim. */
   tag?: number
   /** For a paced endpoint: when the attempt may start, in milliseconds since 1970 by the database's clock. */
   slot?: number

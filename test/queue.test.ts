@@ -70,46 +70,74 @@ const claim = async (sql: postgres.Sql, { retries = false, thorough = false } = 
     .map(({ id }) => id)
     .sort()
 
-test('claims go on from where the last one got to, and what is older is found by a thorough one', async (t) => {
+/** As if `seconds` had gone by since claims last noted how far they had got. */
+const letPass = (sql: postgres.Sql, seconds: number) =>
+  sql`update waybill.claim_marks set since = since - ${seconds} * interval '1 second'`
+
+test('claims start where claiming had got to some seconds ago, and what is older is found by a thorough one', async (t) => {
   const { sql } = await createDatabase(t)
-  const first = await queueAt(sql, [1, 2, 5000])
-  assert.deepEqual(await claim(sql), first.sort(), 'nothing has been claimed before')
-  const [late, , next] = await queueAt(sql, [4000, 4990, 5001])
+  await queueAt(sql, [5000])
+  await claim(sql)
+  const [early] = await queueAt(sql, [4000])
+  assert.deepEqual(await claim(sql), [early], 'who queued it may have read the clock before it was set')
+  for (const tag of [6000, 6001, 6002]) {
+    await letPass(sql, 4)
+    await queueAt(sql, [tag])
+    await claim(sql)
+  }
+  const [old, , next] = await queueAt(sql, [4000, 6002, 6003])
   assert.equal((await claim(sql)).includes(next!), true)
   assert.deepEqual(await claim(sql), [])
-  assert.deepEqual(await claim(sql, { thorough: true }), [late])
+  assert.deepEqual(await claim(sql, { thorough: true }), [old])
 })
 
-test('claims of retries go on from where the last one got to as well, and a clock that was set back hides none', async (t) => {
+test('claims of retries start there as well, and a clock that was set back hides none', async (t) => {
   const { sql } = await createDatabase(t)
-  const retryDue = async (dueSecondsAgo: number) => {
+  const retryDue = async (secondsAgo: number) => {
     const [id] = await queueAt(sql, [1])
     await sql`
-      update pgboss.job set state = 'retry', start_after = now() - interval '1 day', priority = waybill.retry_priority(now() - ${dueSecondsAgo} * interval '1 second')
+      update pgboss.job set state = 'retry', start_after = now() - interval '1 day', priority = waybill.retry_priority(now() - ${secondsAgo} * interval '1 second')
       where id = ${id!}`
     return id!
   }
-  const recent = await retryDue(1)
-  assert.deepEqual(await claim(sql, { retries: true }), [recent])
-  const old = await retryDue(600)
-  const due = await retryDue(0)
+  for (const secondsAgo of [3, 2, 1]) {
+    await letPass(sql, 4)
+    await retryDue(secondsAgo)
+    assert.equal((await claim(sql, { retries: true })).length, 1)
+  }
+  const [old, due] = [await retryDue(600), await retryDue(0)]
   assert.deepEqual(await claim(sql, { retries: true }), [due])
   assert.deepEqual(await claim(sql, { retries: true, thorough: true }), [old])
-  // As if the last one had been claimed an hour ahead of the present clock.
-  await sql`update waybill.retry_clock set priority = waybill.retry_priority(now() + interval '1 hour')`
+
+  const ahead = sql`waybill.retry_priority(now() + interval '1 hour')`
+  await sql`update waybill.claim_marks set retry = ${ahead}, old_retry = ${ahead}, next_retry = ${ahead}`
   const today = await retryDue(0)
   assert.deepEqual(await claim(sql, { retries: true }), [today])
+  const [mark] =
+    await sql`select retry > waybill.retry_priority(now() + interval '1 minute') as is_back from waybill.claim_marks`
+  assert.equal(mark?.is_back, true)
 })
 
-test('what is handed back, or taken from a lost worker, is found by the next claim', async (t) => {
+test('what is handed back, or taken from a lost worker, comes before all that waits', async (t) => {
   const { sql } = await createDatabase(t)
-  const [handedBack, lost] = await queueAt(sql, [1, 2])
-  await queueAt(sql, [5000])
-  await claim(sql)
-  await sql`select waybill.unclaim(array[${handedBack!}]::uuid[], array[0])`
-  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${lost!}`
-  await sql`select waybill.take_back('10 seconds', 3, 5, 100, false)`
-  assert.deepEqual(await claim(sql), [handedBack, lost].sort())
+  for (const retries of [false, true]) {
+    const tags = Array.from({ length: 300 }, (_, n) => 1 + n)
+    const ids = await queueAt(sql, tags)
+    if (retries)
+      await sql`
+        update pgboss.job j set state = 'retry', start_after = now() - interval '1 day', priority = waybill.retry_priority(now() - (900 - 2 * u.n) * interval '1 second')
+        from unnest(${ids}::uuid[]) with ordinality as u (id, n) where j.id = u.id`
+    const claimed = await claim(sql, { retries })
+    const [handedBack, lost] = claimed
+    for (let turn = 0; turn < 3; turn++) await letPass(sql, 4)
+    const counts = await sql`select id, retry_count from pgboss.job where id = ${handedBack!}`
+    await sql`select waybill.unclaim(array[${handedBack!}]::uuid[], array[${counts[0]!.retry_count}]::int[])`
+    await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${lost!}`
+    await sql`select waybill.take_back('10 seconds', 3, 5, 100, false)`
+    const next = await claim(sql, { retries })
+    assert.deepEqual([next.includes(handedBack!), next.includes(lost!)], [true, true])
+    await sql`delete from pgboss.job where name = 'deliveries'`
+  }
 })
 
 test('claiming does not step over what has gone through the queue, while an old snapshot keeps it from being vacuumed', async (t) => {
@@ -128,6 +156,11 @@ test('claiming does not step over what has gone through the queue, while an old 
       Array.from({ length: gone }, (_, n) => n),
     )
     for (let rest = gone; rest > 0; rest -= 100) assert.equal((await claim(sql)).length, 100)
+    for (let turn = 0; turn < 2; turn++) {
+      await letPass(sql, 4)
+      await queueAt(sql, [gone])
+      await claim(sql)
+    }
     await sql`delete from pgboss.job where name = 'deliveries'`
     const [next] = await queueAt(sql, [gone])
     const before = await read()

@@ -31,7 +31,7 @@ export function startDispatcher(options: {
   /** Whether there may be some that no fetch has looked for. */
   const announced = { first: true, retry: true }
   let lastLook = -POLL_MS
-  const look = { first: createThoroughness(POLL_MS), retry: createThoroughness(POLL_MS) }
+  const look = { first: createThoroughness(), retry: createThoroughness() }
 
   function take(kind: Kind): () => void {
     let taken = true

@@ -28,7 +28,7 @@ const MAX_BATCH = 500
 export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => void; log: Log }): Loop {
   const { pool, boss, log } = deps
   let lookFrom = 0
-  const look = createThoroughness(LOOK_MS)
+  const look = createThoroughness()
   return startLoop({
     name: 'take-back',
     idleMs: LOOK_MS,
@@ -64,17 +64,22 @@ async function takeBack(pool: Pool, boss: PgBoss, thorough: boolean): Promise<La
     const jobs = failing.map((job) => ({ id: job.delivery_id, retryCount: job.retry_count }))
     if (jobs.length > 0) {
       await boss.fail(DELIVERIES, jobs, null, { db: bossDb(sql) })
-      await showWhenDue(sql, failing)
+      await waitForRetry(sql, failing)
     }
     return lapsed
   })
 }
 
-/** Deliveries that were given a retry show when it is due. */
-async function showWhenDue(sql: Db, failed: Lapsed[]): Promise<void> {
+/** Those that were given a retry get a retry's place in the queue, and show when it is due. */
+async function waitForRetry(sql: Db, failed: Lapsed[]): Promise<void> {
+  const ids = failed.map((job) => job.delivery_id).sort()
   await sql`
-    update waybill.deliveries d set next_attempt_at = j.start_after, updated_at = now()
-    from unnest(${failed.map((job) => job.tenant_id)}::text[], ${failed.map((job) => job.delivery_id)}::uuid[]) as f (tenant_id, delivery_id)
-    join pgboss.job j on j.name = ${DELIVERIES} and j.id = f.delivery_id and j.state = 'retry'
-    where d.tenant_id = f.tenant_id and d.delivery_id = f.delivery_id`
+    with waiting as (
+      update pgboss.job j set priority = waybill.retry_priority(start_after)
+      where j.name = ${DELIVERIES} and j.id = any(${ids}::uuid[]) and j.state = 'retry'
+      returning j.id, j.data ->> 'tenant_id' as tenant_id, j.start_after
+    )
+    update waybill.deliveries d set next_attempt_at = w.start_after, updated_at = now() from waiting w
+    where d.tenant_id = w.tenant_id and d.delivery_id = w.id
+      and d.delivery_id between waybill.first_delivery_id(${ids[0] as string}) and waybill.last_delivery_id(${ids.at(-1) as string})`
 }
