@@ -20,8 +20,10 @@ const NONE: Counts = { events: 0, deliveries: 0, attempts: 0 }
 type Finished = { tenant_id: string; endpoint_id: string; status: string; n: number }
 
 const DAY_MS = 86_400_000
-/** Small enough that a batch of deletes holds nobody up; for as long as it took, nothing is deleted afterwards. */
-const MAX_DELETE = 1000
+/** Small enough that a batch of deletes holds nobody up. */
+const MAX_DELETE = 250
+/** Times as long as a batch took, nothing is deleted after it. */
+const REST = 3
 const MOST_TRIES = 20
 const RETRY_MS = 500
 
@@ -185,7 +187,7 @@ async function pruneRows(pool: Pool, part: string, cutoff: Date | null, apply: b
     })
     for (const kind of KINDS) total[kind] += counts?.[kind] ?? 0
     if (!apply || counts === null) return total
-    await sleep(performance.now() - began)
+    await sleep(REST * (performance.now() - began))
   }
 }
 
@@ -220,7 +222,7 @@ async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Promise<num
     if (!deleted?.last) return total
     total += deleted.count
     last = deleted.last
-    await sleep(performance.now() - began)
+    await sleep(REST * (performance.now() - began))
   }
 }
 
