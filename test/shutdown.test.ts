@@ -49,11 +49,15 @@ suite('SIGTERM', { concurrency: 2 }, () => {
   test('ends with 0 after the grace, although an answer takes longer', async (t) => {
     const { url: databaseUrl, sql } = await createDatabase(t)
     const service = await startService(t, { databaseUrl, mode: 'api', env: { SHUTDOWN_GRACE_SECONDS: '1' } })
+    const { promise: held, resolve: hold } = Promise.withResolvers<void>()
     const { promise: locked, resolve: unlock } = Promise.withResolvers<void>()
     const locking = sql.begin(async (locker) => {
       await locker`lock table waybill.idempotency_keys in access exclusive mode`
+      hold()
       await locked
     })
+    // Else the run could be over before.
+    await held
     const run = service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
     const isCut = assert.rejects(run)
     const waiting = () =>
