@@ -66,7 +66,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
   // Judged when the endpoint was stored, and again here: rows can be written behind the API's back. What a URL is judged by
   // does not change, and URLs are few beside requests.
   const targets = new LRUCache<string, { origin: string; path: string } | 'blocked'>({
-    max: 10_000,
+    max: 1000,
     memoMethod(url) {
       if (checkUrl(url, allow) !== null) return 'blocked'
       const { origin, pathname, search } = new URL(url)
