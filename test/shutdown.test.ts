@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
+import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { connect } from 'node:net'
 import { suite, type TestContext, test } from 'node:test'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
-import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+import { ADMIN_KEY, createTenant, startService, testEnvironment } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const GRACE_SECONDS = 8
@@ -68,6 +69,24 @@ suite('SIGTERM', { concurrency: 2 }, () => {
     await locking
     await isCut
     assert.deepEqual(exit, { code: 0, signal: null })
+  })
+
+  test('reaches the program through npm start', async (t) => {
+    const { url: databaseUrl } = await createDatabase(t)
+    const npm = spawn('npm', ['start', '--', '--mode', 'api'], {
+      env: { PATH: process.env.PATH, HOME: process.env.HOME, ...testEnvironment(databaseUrl) },
+      stdio: ['ignore', 'pipe', 'inherit'],
+    })
+    cleanUp(t, () => npm.kill('SIGKILL'))
+    let output = ''
+    npm.stdout.setEncoding('utf8').on('data', (chunk: string) => {
+      output += chunk
+    })
+    await waitFor(() => output.includes('service.ready'), { timeoutMs: 60_000, what: 'the service to be ready' })
+    const exited = once(npm, 'close')
+    npm.kill('SIGTERM')
+    assert.deepEqual(await exited, [0, null])
+    assert.match(output, /service.stopping/)
   })
 
   test('ends claiming at once, although a request is still arriving', async (t) => {
