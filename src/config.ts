@@ -1,3 +1,4 @@
+import { CronExpressionParser } from 'cron-parser'
 import { z } from 'zod'
 import { parseRange } from './egress/address.ts'
 
@@ -42,13 +43,26 @@ const webAddress = (protocols: string[]) =>
       `must be an address that starts with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`,
     )
 
+/** As pg-boss reads it, which runs the schedule. */
+function isCron(text: string): boolean {
+  try {
+    CronExpressionParser.parse(text, { tz: 'UTC' })
+    return /^\S+( \S+){4}$/.test(text)
+  } catch {
+    return false
+  }
+}
+
 /**
  * The wall between the environment and the program. Empty variables count as absent. Units are in the names;
  * every bound is checked here and nowhere else.
  */
 const environment = z.object({
   DATABASE_URL: webAddress(['postgres:', 'postgresql:']).optional(),
-  ADMIN_API_KEY: z.string().min(16, 'must be at least 16 characters').optional(),
+  ADMIN_API_KEY: z
+    .string()
+    .regex(/^[\x21-\x7e]{16,}$/, 'must be at least 16 visible ASCII characters')
+    .optional(),
   ENCRYPTION_KEY: z.string().transform(commaSeparated).pipe(z.array(encryptionKey).min(1)).optional(),
   HOST: z.string().default('0.0.0.0'),
   PORT: wholeNumber(0, 65535, 8080),
@@ -86,10 +100,7 @@ const environment = z.object({
   RATE_LIMIT_READ: wholeNumber(0, 1_000_000_000, 6000),
   ROTATION_OVERLAP_SECONDS: wholeNumber(0, 2_592_000, 86_400),
   RETENTION_DAYS: wholeNumber(1, 3650, 30),
-  RETENTION_CRON: z
-    .string()
-    .regex(/^\S+( \S+){4}$/, 'must be a cron expression of five fields')
-    .default('17 3 * * *'),
+  RETENTION_CRON: z.string().refine(isCron, 'must be a cron expression of five fields').default('17 3 * * *'),
   SHUTDOWN_GRACE_SECONDS: wholeNumber(0, 600, 20),
 })
 

@@ -78,6 +78,8 @@ const BAD: [name: string, value: string][] = [
   ['ADMIN_API_KEY', 'k'.repeat(15)],
   ['ENCRYPTION_KEY', Buffer.alloc(31).toString('base64')],
   ['ENCRYPTION_KEY', `${KEY.slice(0, -2)}!=`],
+  ['ADMIN_API_KEY', ' '.repeat(20)],
+  ['ADMIN_API_KEY', 'é'.repeat(20)],
   ['ENCRYPTION_KEY', `${KEY},nonsense`],
   ['ENCRYPTION_KEY', ','],
   ['WEBHOOK_HEADER_PREFIX', 'Service'],
@@ -93,6 +95,10 @@ const BAD: [name: string, value: string][] = [
   ['MONTHLY_EVENT_LIMIT', '9007199254740993'],
   ['RETENTION_DAYS', '0'],
   ['RETENTION_CRON', 'daily'],
+  ['RETENTION_CRON', 'a b c d e'],
+  ['RETENTION_CRON', '99 3 * * *'],
+  ['RETENTION_CRON', '0 0 31 2 *'],
+  ['RETENTION_CRON', '0 17 3 * * *'],
   ['SHUTDOWN_GRACE_SECONDS', '-5'],
 ]
 
