@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { after, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
-import { createTenant, type Reply, startService, type Tenant } from './support/service.ts'
+import { ADMIN_KEY, createTenant, type Reply, startService, type Tenant } from './support/service.ts'
 
 const file = { after }
 const database = await createDatabase(file)
@@ -176,4 +176,27 @@ test('a key that no header should hold is refused, and nothing is stored', async
   }
   assert.equal((await publish(tenant, `!${'~'.repeat(254)}`, '{}')).status, 202)
   assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 1 })
+})
+
+test('a key is kept as long as its event, which a live delivery keeps beyond its time', async () => {
+  const tenant = await start()
+  const { sql } = database
+  const { body: first } = await publish(tenant, 'old', '{"n":1}')
+  // As if it had been published 40 days ago, and another with it that is done.
+  const [{ event_id: old } = {}] = await sql`
+    with moved as (select waybill.make_id(now() - interval '40 days') as event_id),
+    e as (update waybill.events e set event_id = m.event_id from moved m where e.tenant_id = ${tenant.tenantId} and e.event_id = ${first.event_id} returning e.event_id),
+    d as (update waybill.deliveries d set event_id = m.event_id, delivery_id = waybill.make_delivery_id(m.event_id) from moved m where d.tenant_id = ${tenant.tenantId} and d.event_id = ${first.event_id}),
+    k as (update waybill.idempotency_keys k set event_id = m.event_id from moved m where k.tenant_id = ${tenant.tenantId} and k.event_id = ${first.event_id})
+    select event_id from moved`
+  await sql`insert into waybill.idempotency_keys (tenant_id, key, event_id) values (${tenant.tenantId}, 'gone', waybill.make_id(now() - interval '41 days'))`
+  const run = (apply: boolean) => service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply } })
+  assert.equal((await run(false)).body.idempotency_keys, 1)
+  assert.equal((await run(true)).body.idempotency_keys, 1)
+  const again = await publish(tenant, 'old', '{"n":1}')
+  assert.deepEqual([again.status, again.body.event_id], [200, old])
+
+  await sql`update waybill.deliveries set status = 'delivered' where tenant_id = ${tenant.tenantId}`
+  assert.equal((await run(true)).body.idempotency_keys, 1)
+  assert.equal((await publish(tenant, 'old', '{"n":1}')).status, 202)
 })

@@ -201,10 +201,13 @@ async function forget(sql: Db, finished: Finished[]): Promise<void> {
       ${finished.map((row) => row.status)}::waybill.delivery_status[], ${finished.map((row) => -row.n)}::int[])`
 }
 
+/** A key is kept as long as its event, which a live delivery may keep beyond its time. */
 async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Promise<number> {
   if (!apply) {
     const [row] = await pool<{ count: number }[]>`
-      select count(*)::float8 from waybill.idempotency_keys where event_id < waybill.first_id(${cutoff})`
+      select count(*)::float8 from waybill.idempotency_keys k where event_id < waybill.first_id(${cutoff}) and (
+        select d.event_id from waybill.deliveries d where d.tenant_id = k.tenant_id and d.event_id = k.event_id and d.status in ('pending', 'retrying')
+          and d.delivery_id between waybill.first_delivery_id(k.event_id) and waybill.last_delivery_id(k.event_id) limit 1) is null`
     return row?.count ?? 0
   }
   let total = 0
@@ -215,7 +218,10 @@ async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Promise<num
     const [deleted] = await pool<{ count: number; last: string | null }[]>`
       with gone as (
         delete from waybill.idempotency_keys where ctid = any(array(
-          select ctid from waybill.idempotency_keys where ctid > ${last} and event_id < waybill.first_id(${cutoff}) limit ${MAX_DELETE} for update skip locked
+          select ctid from waybill.idempotency_keys k where ctid > ${last} and event_id < waybill.first_id(${cutoff})
+            -- A sub-query that stays one: a join would read all events for each batch.
+            and (select e.event_id from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id) is null
+          limit ${MAX_DELETE} for update skip locked
         )) returning ctid
       )
       select count(*)::int, max(ctid)::text as last from gone`
