@@ -1,7 +1,7 @@
 import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db.ts'
 import type { Sender } from './egress/send.ts'
-import { type Claim, type ClaimedJob, claimDeliveries, unclaim } from './flow/claim.ts'
+import { type Claim, type ClaimedJob, createClaim, unclaim } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
@@ -69,6 +69,7 @@ export async function startWorker(deps: {
   const turn = createTurns(STARTS_A_TURN)
   const chores = new Set<Promise<void>>()
   const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
+  const claim = createClaim(claims, deps.monthlyAttempts)
   const record = createRecord({ pool, boss, rules, log })
   const deliver = createDeliver({
     sender: deps.sender,
@@ -158,7 +159,7 @@ export async function startWorker(deps: {
     slots: deps.concurrency,
     log,
     async fetch(kind, { max, thorough, take }) {
-      const claimed = await claimDeliveries(claims, { kind, max, thorough, monthlyAttempts: deps.monthlyAttempts })
+      const claimed = await claim({ kind, max, thorough })
       const full: Claim[] = []
       for (const claim of claimed.send) {
         inHand.set(claim, take())

@@ -56,19 +56,20 @@ type Row = {
 }
 
 /**
- * Claims at most `max` due jobs, first attempts or retries, and reads what they need. `thorough`: also what has come back to
+ * The returned function claims at most `max` due jobs, first attempts or retries, and reads what they need. `thorough`: also what has come back to
  * a place in the queue that claiming has left behind (waybill.claim).
  */
-export async function claimDeliveries(
-  pool: Pool,
-  asking: { kind: 'first' | 'retry'; thorough: boolean; max: number; monthlyAttempts: number },
-): Promise<Claimed> {
-  const asked = Date.now()
-  const rows = await pool<Row[]>`
-    select * from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${asking.monthlyAttempts})`
-  // Half the round trip went by before the database read its clock.
-  const clockOffsetMs = rows[0] ? Math.round(rows[0].now.getTime() - (asked + Date.now()) / 2) : 0
-  return sortOut(rows, clockOffsetMs)
+export function createClaim(pool: Pool, monthlyAttempts: number) {
+  let clockOffsetMs = 0
+  return async (asking: { kind: 'first' | 'retry'; thorough: boolean; max: number }): Promise<Claimed> => {
+    const asked = Date.now()
+    const rows = await pool<Row[]>`
+      select * from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
+    const now = rows[0]?.now.getTime()
+    // The database read its clock in between; what that allows stays as it was, so that a slow answer moves nothing.
+    if (now !== undefined) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - Date.now()), now - asked)
+    return sortOut(rows, clockOffsetMs)
+  }
 }
 
 function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
