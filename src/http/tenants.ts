@@ -3,7 +3,7 @@ import { isDuplicate, type Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { hashApiKey, makeApiKey } from '../secrets.ts'
-import type { TenantLimits } from './auth.ts'
+import type { Auth, TenantLimits } from './auth.ts'
 import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
 import { answers, id, jsonBody, ownTenant, tenantId, text, timestamp } from './schemas.ts'
@@ -109,7 +109,7 @@ type TenantRow = {
 }
 
 /** The operator's routes for tenants and their keys. */
-export function mountTenants(mount: Mount, { pool }: { pool: Pool }): void {
+export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: Auth }): void {
   mount.admin(putTenant, async (c, { body }) => {
     const limits = body.limits ? pool.json(body.limits as Record<string, number>) : null
     const [tenant] = await pool<TenantRow[]>`
@@ -124,6 +124,8 @@ export function mountTenants(mount: Mount, { pool }: { pool: Pool }): void {
       if (isDuplicate(error, 'tenants_tenant_slug_key')) throw new AppError('slug_taken')
       throw error
     })
+    // Other processes are told; whoever asks this one next sees it.
+    auth.forget()
     const { tenant_id, tenant_slug, limits: now, created, created_at, updated_at } = tenant as TenantRow
     return c.json({ ok: true, tenant_id, tenant_slug, limits: now, created, created_at, updated_at }, 200)
   })

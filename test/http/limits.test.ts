@@ -226,6 +226,15 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     assert.equal((await publish(other.call)).status, 202)
   })
 
+  test('a tenant’s new limits hold for the request that comes after the answer', async () => {
+    const { tenant, admin } = await quotas.newTenant()
+    for (let limit = 2; limit < 22; limit++) {
+      const body = { tenant_id: tenant.tenantId, tenant_slug: tenant.tenantId, limits: { max_payload_bytes: limit } }
+      assert.equal((await admin('POST', '/v1/admin/tenants', { body })).status, 200)
+      assert.equal((await tenant.call('GET', '/v1/safety/limits')).body.hard_limits.max_payload_bytes, limit)
+    }
+  })
+
   test('a tenant’s own rate of events goes before the service’s', async () => {
     const { call } = await rates.newTenant({ events_write_rate: 3 })
     const { passed } = await hundred(() => publish(call))
