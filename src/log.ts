@@ -7,8 +7,8 @@ const PAGE_BYTES = 4096
 const DELAY_MS = 20
 
 /**
- * One JSON object a line on stdout, written while the program goes on, and at once when it exits. Lines are flat; a field that could carry a secret is cut here as a second wall: the first is that no line is
- * given one.
+ * One JSON object a line on stdout, written while the program goes on, and at once when it exits. A field that could carry
+ * a secret is cut here as a second wall: the first is that no line is given one.
  */
 export function createLog(level: string): Log {
   const options: pino.LoggerOptions = {

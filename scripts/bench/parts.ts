@@ -217,7 +217,7 @@ export async function measureLatency(bench: Bench, rate: number | null): Promise
   const warmUp = receiver.ask('expect', { count: 50, seconds: 30 })
   await publish(bench, { connections: 1, stop: { count: 50 } })
   await warmUp
-  const events = rate === null ? 100 : rate * (quick ? 5 : 20)
+  const events = rate === null ? (quick ? 100 : 400) : rate * (quick ? 5 : 20)
   const receiving = receiver.ask('expect', { count: events, seconds: 120 })
   const pace = rate === null ? { connections: 1, pauseMs: 50 } : { connections: 16, rate }
   const { latencies: answered } = await publish(bench, { ...pace, stop: { count: events } })

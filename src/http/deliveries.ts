@@ -127,7 +127,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; monthlyAttempt
     const rows = await pool<DeliveryRow[]>`
       select ${deliveryColumns(pool)} from waybill.deliveries
       where ${where.flatMap((condition, index) => (index === 0 ? condition : [pool` and `, condition]))}
-      order by delivery_id desc limit ${query.limit + 1} offset ${query.offset}`
+      order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
     return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
   }
 
@@ -171,7 +171,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; monthlyAttempt
         duration_ms, retry_state, next_attempt_at, started_at
       from waybill.attempts where tenant_id = ${tenant.tenantId} and delivery_id = ${delivery_id}
         ${query.cursor ? pool`and attempt_number > ${Number(query.cursor)}` : pool``}
-      order by attempt_number limit ${query.limit + 1} offset ${query.offset}`
+      order by attempt_number limit ${query.limit + 1} offset ${query.offset ?? 0}`
     return c.json(
       listBody(
         query,

@@ -48,8 +48,7 @@ const signingSecret = z.string().openapi({
 const writableFields = (allow: readonly AddressRange[]) => ({
   url: z
     .string()
-    .min(1, 'must not be empty')
-    .max(2048, 'must be at most 2048 characters')
+    .max(2048, { error: 'must be at most 2048 characters', abort: true })
     .refine((url) => url.isWellFormed(), 'must not contain half a surrogate pair')
     .superRefine((url, ctx) => {
       const problem = checkUrl(url, allow)

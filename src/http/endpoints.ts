@@ -86,7 +86,7 @@ export function mountEndpoints(
       select ${columns(pool)} from waybill.endpoints
       where tenant_id = ${tenant.tenantId} ${query.active_only ? pool`and is_active` : pool``}
         ${query.cursor ? pool`and endpoint_id < ${query.cursor}` : pool``}
-      order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset}`
+      order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
     return c.json(
       listBody(query, rows, render, (row) => row.endpoint_id),
       200,

@@ -84,7 +84,7 @@ export function mountEvents(mount: Mount, { pool }: { pool: Pool }): void {
       where tenant_id = ${tenant.tenantId} and event_id = ${event_id}
         and delivery_id between waybill.first_delivery_id(${event_id}) and waybill.last_delivery_id(${event_id})
         ${query.cursor ? pool`and delivery_id < ${query.cursor}` : pool``}
-      order by delivery_id desc limit ${query.limit + 1} offset ${query.offset}`
+      order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
     return c.json(
       listBody(query, rows, renderDelivery, (row) => row.delivery_id),
       200,

@@ -20,7 +20,7 @@ const HEADERS = {
   ),
   RateLimitRemaining: header('integer', 'How many of them are left.', 5999),
   RateLimitReset: header('integer', 'Seconds until the next window begins.', 42),
-  RetryAfter: header('integer', 'Seconds to wait; with `rate limit exceeded` only.', 42),
+  RetryAfter: header('integer', 'Seconds to wait; with `rate limit exceeded` and `service overloaded` only.', 42),
 }
 
 const ref = (kind: string, name: string) => ({ $ref: `#/components/${kind}/${name}` })
@@ -97,7 +97,9 @@ function complete(operation: Operation, schemas: Record<string, Schema>): void {
           'X-RateLimit-Remaining': ref('headers', 'RateLimitRemaining'),
           'X-RateLimit-Reset': ref('headers', 'RateLimitReset'),
         }),
-      ...(Number(status) === ERRORS.rate_limited[0] && { 'Retry-After': ref('headers', 'RetryAfter') }),
+      ...([ERRORS.rate_limited, ERRORS.overloaded].some(([of]) => of === Number(status)) && {
+        'Retry-After': ref('headers', 'RetryAfter'),
+      }),
     }
     addExamples(response.content, schemas)
   }

@@ -56,21 +56,23 @@ const wholeNumber = (min: number, max: number) =>
     .transform(Number)
     .pipe(z.number().min(min, `must be at least ${min}`).max(max, `must be at most ${max}`))
 
-const numberSchema = (min: number, max: number, fallback: number, description: string) =>
-  wholeNumber(min, max)
-    .default(fallback)
-    .openapi({
-      param: { required: false, schema: { type: 'integer', minimum: min, maximum: max, default: fallback } },
-      description,
-    })
+const numberParam = (minimum: number, maximum: number, fallback: number, description: string) => ({
+  param: { required: false, schema: { type: 'integer' as const, minimum, maximum, default: fallback } },
+  description,
+})
 
-/** Where a page starts; what `next_cursor` answered, unread by clients. `position` is what it must hold when decoded. */
-const cursorAt = (position: RegExp) =>
+/** Where a page starts; what `next_cursor` answered, unread by clients. `form` is that of what it holds. */
+const cursorAt = (form: RegExp) =>
   z
     .string()
     .max(64)
-    .transform((text) => Buffer.from(text, 'base64url').toString())
-    .refine((text) => position.test(text), 'must be a next_cursor that this list answered')
+    .transform((text) => ({ text, position: Buffer.from(text, 'base64url').toString() }))
+    // Decoding skips what it cannot read.
+    .refine(
+      ({ text, position }) => form.test(position) && encodeCursor(position) === text,
+      'must be a next_cursor that this list answered',
+    )
+    .transform(({ position }) => position)
     .openapi({
       param: { schema: { type: 'string' } },
       description: 'Goes on where a page ended: its `next_cursor`. Excludes `offset`.',
@@ -79,15 +81,19 @@ const cursorAt = (position: RegExp) =>
 const encodeCursor = (position: string) => Buffer.from(position).toString('base64url')
 
 const pageFields = {
-  limit: numberSchema(1, 250, 50, 'How many rows a page holds.'),
-  offset: numberSchema(0, 10_000, 0, 'How many rows are skipped; for greater depth use `cursor`.'),
+  limit: wholeNumber(1, 250)
+    .default(50)
+    .openapi(numberParam(1, 250, 50, 'How many rows a page holds.')),
+  offset: wholeNumber(0, 10_000)
+    .optional()
+    .openapi(numberParam(0, 10_000, 0, 'How many rows are skipped; for greater depth use `cursor`.')),
   cursor: cursorAt(UUID).optional(),
 }
 
-export type Page = { limit: number; offset: number; cursor?: string | undefined }
+export type Page = { limit: number; offset?: number | undefined; cursor?: string | undefined }
 
 const onlyOneStart = (query: Page, ctx: z.RefinementCtx) => {
-  if (query.cursor !== undefined && query.offset > 0) {
+  if (query.cursor !== undefined && query.offset !== undefined) {
     ctx.addIssue({ code: 'custom', path: ['cursor'], message: 'excludes offset: give one of them' })
   }
 }
@@ -120,7 +126,7 @@ const uuidFilter = z
 
 export const deliveryStatus = z.enum(['pending', 'retrying', 'delivered', 'dead_lettered']).openapi('DeliveryStatus', {
   description:
-    '`pending`: not tried yet. `retrying`: failed, another attempt is due. The other two are final until a replay.',
+    '`pending`: not tried yet, or not since it was replayed. `retrying`: failed, another attempt is due. The other two are final until a replay.',
 })
 
 const deliveryFilters = {
@@ -168,7 +174,7 @@ export function listBody<Row, Item>(
     ok: true as const,
     data: shown.map(render),
     limit: page.limit,
-    offset: page.offset,
+    offset: page.offset ?? 0,
     has_more: last !== undefined,
     next_cursor: last === undefined ? null : encodeCursor(position(last)),
   }
