@@ -1,6 +1,7 @@
 import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db.ts'
 import type { Sender } from './egress/send.ts'
+import { startAnnouncing } from './flow/announce.ts'
 import { type Claim, type ClaimedJob, createClaim, unclaim } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
@@ -187,6 +188,7 @@ export async function startWorker(deps: {
     log,
     run: async () => (await takeDeadLetters(pool, boss, log)) > 0,
   })
+  const announcing = startAnnouncing(pool, log)
   const waiting = startLoop({
     name: 'waiting',
     idleMs: STALE_LOOK_MS,
@@ -199,11 +201,11 @@ export async function startWorker(deps: {
   })
   const takingBack = startTakingBack({ pool: claims, boss, wake: deliveries.wake, log })
   const touching = setInterval(() => {
-    const jobs = [...inHand.keys()].map((claim) => claim.job)
+    const jobs = [...inHand.keys()].map(({ job }) => job)
     if (jobs.length === 0) return
-    boss
-      .touch(DELIVERIES, jobs, { db: bossDb(claims) })
-      .catch((error: unknown) => log.warn({ err: error }, 'touch.failed'))
+    claims`select waybill.touch(${jobs.map(({ id }) => id)}::uuid[], ${jobs.map(({ retryCount }) => retryCount)}::int[])`.catch(
+      (error: unknown) => log.warn({ err: error }, 'touch.failed'),
+    )
   }, TOUCH_MS)
   const due = await pool.listen(
     'waybill_due',
@@ -214,7 +216,7 @@ export async function startWorker(deps: {
 
   return {
     async stop(graceMs) {
-      await Promise.all([deliveries, releaser, deadLetters, waiting, takingBack].map((loop) => loop.stop()))
+      await Promise.all([deliveries, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))
       closing.abort(SHUTTING_DOWN)
       await handBack(lanes.takeWaiting())
       const timer = setTimeout(() => interrupt.abort(SHUTTING_DOWN), graceMs)

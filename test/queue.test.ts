@@ -169,3 +169,95 @@ test('claiming does not step over what has gone through the queue, while an old 
     assert.ok(taken < gone / 4, `${taken} entries of the queue's indexes were read`)
   })
 })
+
+test('saying that claims are alive waits for none that is being settled', async (t) => {
+  const { sql } = await createDatabase(t)
+  const ids = [randomUUID(), randomUUID(), randomUUID()].sort()
+  await sql`select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false)) from unnest(${ids}::uuid[]) as u (id)`
+  await sql`update pgboss.job set state = 'active', heartbeat_on = now() - interval '1 minute' where name = 'deliveries'`
+  const settling = await sql.reserve()
+  t.after(() => settling.release())
+  await settling`begin`
+  await settling`select from pgboss.job where name = 'deliveries' and id = ${ids[1]!} for update`
+  await sql.begin(async (tx) => {
+    await tx`set local lock_timeout = '100ms'`
+    // The last has been claimed anew since.
+    await tx`select waybill.touch(${ids}::uuid[], array[0, 0, 7])`
+  })
+  await settling`commit`
+  const touched =
+    await sql`select id from pgboss.job where name = 'deliveries' and heartbeat_on > now() - interval '30 seconds'`
+  assert.deepEqual(
+    touched.map(({ id }) => id),
+    [ids[0]],
+  )
+})
+
+test('announcing waits for nobody who has locked the counters of those who are told', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  const [told, about] = [randomUUID(), randomUUID()]
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+    values ('acme', ${told}, 'http://x', array['endpoint.disabled'], ''), ('acme', ${about}, 'http://y', array['endpoint.disabled'], '')`
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id) values ('acme', ${told})`
+  const other = await sql.reserve()
+  t.after(() => other.release())
+  await other`begin`
+  await other`select from waybill.endpoint_stats where endpoint_id = ${told} for update`
+  await sql.begin(async (tx) => {
+    await tx`set local lock_timeout = '100ms'`
+    await tx`select waybill.announce('acme', ${about}, 'endpoint.disabled', '{"a":1}')`
+    await tx`select waybill.announce('acme', ${about}, 'nobody.asked', '{}')`
+  })
+  await other`commit`
+  const publish = async () => (await sql`select waybill.publish_announcements(100)::int as told`)[0]?.told
+  assert.deepEqual([await publish(), await publish()], [1, 0])
+  const rows = await sql`
+    select e.event_type, e.payload, e.delivery_count, d.endpoint_id, d.held, s.pending::int, s.held::int as waiting
+    from waybill.events e join waybill.deliveries d using (tenant_id, event_id) join waybill.endpoint_stats s using (tenant_id, endpoint_id)`
+  assert.deepEqual(
+    rows.map((row) => ({ ...row })),
+    [
+      {
+        event_type: 'endpoint.disabled',
+        payload: '{"a":1}',
+        delivery_count: 1,
+        endpoint_id: told,
+        held: true,
+        pending: 1,
+        waiting: 1,
+      },
+    ],
+  )
+})
+
+test('a probe that has been tried before goes before all retries that are due', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  const endpoint = randomUUID()
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret) values ('acme', ${endpoint}, 'http://x', array['*'], '')`
+  await sql`
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, retrying, held, breaker, next_probe_at) values ('acme', ${endpoint}, 1, 1, 'open', now())`
+  const [delivery] = await sql`
+    with e as (insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count) values ('acme', waybill.make_id(clock_timestamp()), 'a', '{}', 1) returning event_id)
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, held, spent_retries, attempt_count, updated_at)
+    select 'acme', waybill.make_delivery_id(event_id), event_id, ${endpoint}, 'a', 'retrying', true, 3, 4, now() from e returning delivery_id`
+  // Retries that have been due for an hour, and for half of one.
+  await sql`
+    with ids as (select gen_random_uuid() as id from generate_series(1, 300))
+    select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false)) from ids`
+  await sql`
+    update pgboss.job j set state = 'retry', priority = waybill.retry_priority(due), start_after = due
+    from (select id, now() - case when row_number() over () <= 100 then interval '1 hour' else interval '30 minutes' end as due
+          from pgboss.job where name = 'deliveries') d where j.name = 'deliveries' and j.id = d.id`
+  // Claiming has got to the second.
+  await sql`select * from waybill.claim(true, true, 100, 1000000)`
+  await sql`select * from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds')`
+  const claimed = await sql`select id from waybill.fetch_due(-2147483648, -1400000000, 1)`
+  assert.deepEqual(
+    claimed.map(({ id }) => id),
+    [delivery?.delivery_id],
+  )
+})
