@@ -18,7 +18,6 @@ export type DeliveryJob = {
 }
 
 export type QueueSettings = {
-  attemptTimeoutSeconds: number
   retryLimit: number
   retryDelaySeconds: number
   retryDelayMaxSeconds: number
@@ -26,6 +25,8 @@ export type QueueSettings = {
 
 const FOREVER_SECONDS = 10 * 365 * 86_400
 const SUPERVISE_SECONDS = 15
+/** Longer than any attempt, whatever its timeout: who is lost is found by being silent. A job keeps what held when it was queued. */
+const LONGEST_CLAIM_SECONDS = 3600
 /** Of pg-boss's own driver, which takes them though pg-boss does not name them. */
 const NEVER_HANGING = {
   connectionTimeoutMillis: 5000,
@@ -60,9 +61,35 @@ export function createBoss(url: string, options: { log: Log; work: boolean }): P
   return boss
 }
 
+const queues = (settings: QueueSettings) => {
+  // Nothing is ever dropped for being old: paused endpoints wait for as long as they wait.
+  const keep = { retentionSeconds: FOREVER_SECONDS, deleteAfterSeconds: 3600 }
+  return [
+    { name: DEAD_LETTERS, options: { ...keep, retryLimit: 1000, retryDelay: 1, expireInSeconds: 60 } },
+    {
+      name: DELIVERIES,
+      options: {
+        ...keep,
+        deadLetter: DEAD_LETTERS,
+        retryLimit: settings.retryLimit,
+        retryDelay: settings.retryDelaySeconds,
+        retryDelayMax: settings.retryDelayMaxSeconds,
+        retryBackoff: true,
+        expireInSeconds: LONGEST_CLAIM_SECONDS,
+        // Beyond the time after which lost jobs are taken back: pg-boss's own way is the net below that.
+        heartbeatSeconds: 60,
+      },
+    },
+  ]
+}
+
+/** Sets how what is queued from now on is retried. */
+export async function updateQueues(boss: PgBoss, settings: QueueSettings): Promise<void> {
+  for (const { name, options } of queues(settings)) await boss.updateQueue(name, options)
+}
+
 /**
- * Installs pg-boss's schema, makes or updates the two queues, and makes pg-boss's own statements callable from our
- * functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
+ * Installs pg-boss's schema, makes the two queues, and makes pg-boss's own statements callable from our functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
  * Safe when several processes do it at once.
  */
 export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
@@ -70,29 +97,9 @@ export async function installQueue(url: string, log: Log, settings: QueueSetting
   boss.on('error', (error) => log.error({ err: error }, 'queue.error'))
   await boss.start()
   try {
-    // Nothing is ever dropped for being old: paused endpoints wait for as long as they wait.
-    const keep = { retentionSeconds: FOREVER_SECONDS, deleteAfterSeconds: 3600 }
-    const queues = [
-      { name: DEAD_LETTERS, options: { ...keep, retryLimit: 1000, retryDelay: 1, expireInSeconds: 60 } },
-      {
-        name: DELIVERIES,
-        options: {
-          ...keep,
-          deadLetter: DEAD_LETTERS,
-          retryLimit: settings.retryLimit,
-          retryDelay: settings.retryDelaySeconds,
-          retryDelayMax: settings.retryDelayMaxSeconds,
-          retryBackoff: true,
-          expireInSeconds: settings.attemptTimeoutSeconds + 30,
-          // Beyond the time after which lost jobs are taken back: pg-boss's own way is the net below that.
-          heartbeatSeconds: 60,
-        },
-      },
-    ]
-    for (const { name, options } of queues) {
+    for (const { name, options } of queues(settings)) {
       if ((await boss.getQueue(name)) === null)
         await boss.createQueue(name, { ...options, partition: name === DELIVERIES })
-      await boss.updateQueue(name, options)
     }
     const table = await tableOf(boss)
     await tuneVacuum(boss, table)

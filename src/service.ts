@@ -13,7 +13,7 @@ import { listen } from './http/listen.ts'
 import type { Log } from './log.ts'
 import { startMaintenance } from './maintenance.ts'
 import { migrate } from './migrate.ts'
-import { createBoss, type QueueSettings } from './queue.ts'
+import { createBoss, type QueueSettings, updateQueues } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
 import type { Releasers } from './shutdown.ts'
 import { startWorker } from './worker.ts'
@@ -33,7 +33,6 @@ const RETENTION = { max: 2, patienceMs: 3_600_000 }
 export type Database = { url: string; adminApiKey: string; encryptionKeys: Buffer[] }
 
 export const queueSettings = (config: Config): QueueSettings => ({
-  attemptTimeoutSeconds: config.ATTEMPT_TIMEOUT_SECONDS,
   retryLimit: config.RETRY_LIMIT,
   retryDelaySeconds: config.RETRY_DELAY_SECONDS,
   retryDelayMaxSeconds: config.RETRY_DELAY_MAX_SECONDS,
@@ -79,6 +78,8 @@ export async function startService(options: {
     const boss = createBoss(database.url, { log, work: true })
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
+    // Also where another process has migrated, with settings of its own.
+    await updateQueues(boss, queueSettings(config))
     await startMaintenance({
       upkeep,
       retention,
@@ -183,7 +184,10 @@ export async function readVersion(): Promise<string> {
 /** A secret that no key opens could not sign: better to say so now than at every attempt. */
 async function requireKeys(pool: Pool, secretBox: SecretBox): Promise<void> {
   const rows = await pool<{ key_id: string }[]>`
-    select distinct encode(substring(signing_secret from 1 for 4), 'hex') as key_id from waybill.endpoints`
+    select distinct encode(substring(secret from 1 for 4), 'hex') as key_id from (
+      select signing_secret as secret from waybill.endpoints
+      union all select previous_secret from waybill.endpoints where previous_secret_expires_at > now()
+    ) s`
   const missing = rows.map((row) => row.key_id).filter((keyId) => !secretBox.keyIds.includes(keyId))
   if (missing.length > 0) {
     throw new Error(

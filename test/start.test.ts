@@ -162,6 +162,44 @@ suite('starting', { concurrency: 3 }, () => {
     await receiver.until(1)
   })
 
+  test('a key that only a rotated secret needs is needed until that has expired', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    const newKey = Buffer.alloc(32, 9).toString('base64')
+    const first = await startService(t, { databaseUrl })
+    const { endpoint_id } = await (await createTenant(first)).createEndpoint(receiver.url())
+    await first.stop()
+    const both = await startService(t, { databaseUrl, env: { ENCRYPTION_KEY: `${newKey},${ENCRYPTION_KEY}` } })
+    const [{ tenant_id } = {}] = await sql`select tenant_id from waybill.endpoints where endpoint_id = ${endpoint_id}`
+    const { body } = await both.call('POST', '/v1/admin/api-keys', { key: ADMIN_KEY, body: { tenant_id, name: 'k' } })
+    const rotate = `/v1/endpoints/${endpoint_id}/rotate-secret`
+    assert.equal((await caller(both.url, body.api_key)('POST', rotate)).status, 200)
+    await both.stop()
+
+    const refused = runProgram(t, { env: { ...testEnvironment(databaseUrl), ENCRYPTION_KEY: newKey } })
+    assert.equal((await refused.exited).code, 1)
+    assert.match(refused.stdout() + refused.stderr(), /ENCRYPTION_KEY lacks the key/)
+    await sql`update waybill.endpoints set previous_secret_expires_at = now()`
+    await startService(t, { databaseUrl, env: { ENCRYPTION_KEY: newKey } })
+  })
+
+  test('retries are as the worker is told, whoever has migrated the database, and an attempt may take its time', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    receiver.script('/hook', 500)
+    const api = await startService(t, { databaseUrl, mode: 'api', env: { RETRY_LIMIT: '9' } })
+    const env = { RETRY_LIMIT: '0', ATTEMPT_TIMEOUT_SECONDS: '300' }
+    await startService(t, { databaseUrl, mode: 'worker', args: ['--no-migrate'], env })
+    const tenant = await createTenant(api)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    const { delivery_ids } = await tenant.publish()
+    const status = async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body.status
+    await waitFor(async () => (await status()) === 'dead_lettered', { what: 'the delivery to be given up on' })
+    assert.equal(receiver.receipts.length, 1)
+    const [queue] = await sql`select expire_seconds from pgboss.queue where name = 'deliveries'`
+    assert.ok(queue?.expire_seconds > 400, 'no attempt outlives its claim')
+  })
+
   test('without DATABASE_URL the service keeps a Postgres of its own, which survives kill -9 and a restart', async (t) => {
     const cwd = await createDirectory(t)
     const env = { HOST: '127.0.0.1', PORT: '0', EGRESS_ALLOW: '127.0.0.0/8' }

@@ -11,7 +11,7 @@ const LOST = 'worker_lost'
 test('what lost its worker is due at once; what loses one after the other waits, and is dead-lettered after the fifth', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api', env: { RETRY_DELAY_SECONDS: '60' } })
+  const api = await startService(t, { databaseUrl, mode: 'api' })
   const tenant = await createTenant(api)
   await tenant.createEndpoint(receiver.url('/hook'))
   const cases = {
@@ -37,7 +37,7 @@ test('what lost its worker is due at once; what loses one after the other waits,
     await sql`update waybill.deliveries set attempt_count = ${failures} where delivery_id = ${id!}`
   }
 
-  const worker = await startService(t, { databaseUrl, mode: 'worker' })
+  const worker = await startService(t, { databaseUrl, mode: 'worker', env: { RETRY_DELAY_SECONDS: '60' } })
   const attemptsOf = async (name: string) => {
     const rows = (await tenant.call('GET', `/v1/deliveries/${ids[name]}/attempts`)).body.data
     return rows.map((row: { status_code: number; error: string }) => row.status_code ?? row.error)
