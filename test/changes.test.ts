@@ -96,6 +96,67 @@ suite(`changes while ${WAITING} deliveries wait`, { concurrency: 2 }, () => {
   })
 })
 
+suite('an endpoint that changes', { concurrency: 2 }, () => {
+  const begin = async (t: TestContext, env: Record<string, string> = {}) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    const tenant = await createTenant(await startService(t, { databaseUrl, env }))
+    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/old'))
+    const patch = async (body: object) =>
+      assert.equal((await tenant.call('PATCH', `/v1/endpoints/${id}`, { body })).status, 200)
+    const state = async () => (await tenant.call('GET', `/v1/endpoints/${id}`)).body.state
+    return { sql, receiver, tenant, id, patch, state }
+  }
+
+  test('is not gone because its old URL is', async (t) => {
+    const { sql, receiver, tenant, patch, state } = await begin(t)
+    const { reply, open } = gate(410)
+    receiver.script('/old', reply)
+    await tenant.publish()
+    await receiver.until(1)
+    await patch({ url: receiver.url('/new') })
+    open()
+    await settled(sql)
+    assert.equal(await state(), 'active')
+    await tenant.publish()
+    await receiver.until(1, { path: '/new' })
+  })
+
+  test('is tried at its new URL at once, although the old one failed', async (t) => {
+    const { receiver, tenant, patch, state } = await begin(t, {
+      BREAKER_FAILURES: '1',
+      BREAKER_SECONDS: '0',
+      BREAKER_PROBE_SECONDS: '3600',
+      BREAKER_PROBE_MAX_SECONDS: '3600',
+    })
+    receiver.script('/old', 500)
+    await tenant.publish()
+    await waitFor(async () => (await state()) === 'failing')
+    await tenant.publish()
+    await patch({ url: receiver.url('/new') })
+    await receiver.until(1, { path: '/new' })
+    await waitFor(async () => (await state()) === 'active')
+  })
+
+  test('gets as much at once as before when it was switched off and on', async (t) => {
+    const { sql, receiver, tenant, patch } = await begin(t, { ENDPOINT_CONCURRENCY: '10' })
+    await patch({ is_active: false })
+    await patch({ is_active: true })
+    let mostLater = 0
+    watchInFlight(receiver, '/old', 200, {
+      delayMs: 600,
+      // The first are sent from the queue; what comes later had to be held, and is released by what the endpoint may have.
+      look: (inFlight, done) => {
+        if (done >= 20) mostLater = Math.max(mostLater, inFlight)
+      },
+    })
+    await publishMany(sql, tenant.tenantId, 60)
+    await settled(sql)
+    assert.equal(receiver.receipts.length, 60)
+    assert.ok(mostLater > 4, `${mostLater} at once, as if it were recovering`)
+  })
+})
+
 test('100 replays of a delivery at once make one new attempt of it, and never two at a time', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)

@@ -109,31 +109,31 @@ async function storeBreakers(sql: Db, moved: Move[]): Promise<void> {
     where s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id`
 }
 
+/** `url`: the endpoint is so only as long as this is its URL. */
+type Doomed = { standing: Standing; reason: 'gone' | 'failing'; url: string | null }
+
 async function deactivate(
   sql: Db,
   standings: Standing[],
   results: Result[],
   rules: EndpointRules,
 ): Promise<StateChange[]> {
-  const gone = new Set(results.filter(({ ending }) => ending === 'endpoint_gone').map(({ claim }) => claim.endpointId))
-  const reasonOf = (standing: Standing) => {
-    if (gone.has(standing.endpoint_id)) return 'gone'
+  const gone = results.filter(({ ending }) => ending === 'endpoint_gone').map(({ claim }) => claim)
+  const doomed = standings.flatMap((standing): Doomed[] => {
+    const goneAt = gone.filter(({ endpointId }) => endpointId === standing.endpoint_id).map(({ url }) => url)
+    if (goneAt.length > 0) return [...new Set(goneAt)].map((url) => ({ standing, reason: 'gone', url }))
     const failed =
       rules.disableAfterSeconds > 0 &&
       standing.failure_streak > 0 &&
       standing.failing_seconds >= rules.disableAfterSeconds
-    return failed ? 'failing' : null
-  }
-  const doomed = standings.flatMap((standing) => {
-    const reason = reasonOf(standing)
-    return reason ? [{ standing, reason }] : []
+    return failed ? [{ standing, reason: 'failing', url: null }] : []
   })
   if (doomed.length === 0) return []
   const rows = await sql<{ endpoint_id: string; url: string; inactive_since: Date }[]>`
     update waybill.endpoints p set is_active = false, inactive_reason = d.reason, inactive_since = now(), updated_at = now()
     from unnest(${doomed.map(({ standing }) => standing.tenant_id)}::text[], ${doomed.map(({ standing }) => standing.endpoint_id)}::uuid[],
-      ${doomed.map(({ reason }) => reason)}::text[]) as d (tenant_id, endpoint_id, reason)
-    where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active
+      ${doomed.map(({ reason }) => reason)}::text[], ${doomed.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
+    where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active and (d.url is null or p.url = d.url)
     returning p.endpoint_id, p.url, p.inactive_since`
   // Made active again, it has its days again.
   await sql`

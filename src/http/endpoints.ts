@@ -104,10 +104,13 @@ export function mountEndpoints(
     const target = endpointId(params)
     const changes = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined))
     const row = await pool.begin(async (sql) => {
-      const [before] = await sql<{ is_active: boolean }[]>`
-        select is_active from waybill.endpoints where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} for update`
+      const [before] = await sql<{ is_active: boolean; url: string; failing: boolean }[]>`
+        select p.is_active, p.url, coalesce(s.failure_streak > 0, false) as failing
+        from waybill.endpoints p left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+        where p.tenant_id = ${tenant.tenantId} and p.endpoint_id = ${target} for update of p`
       if (before === undefined) throw notFound()
-      if (body.is_active === true && !before.is_active) await startAgain(sql, tenant.tenantId, target)
+      const isMoved = body.url !== undefined && body.url !== before.url && before.failing
+      if ((body.is_active === true && !before.is_active) || isMoved) await startAgain(sql, tenant.tenantId, target)
       const turnedOff = body.is_active === false && before.is_active
       const [updated] = await sql<EndpointRow[]>`
         update waybill.endpoints set ${sql(changes)}, updated_at = now()
@@ -134,10 +137,11 @@ export function mountEndpoints(
   })
 }
 
-/** An endpoint that was inactive is given the benefit of the doubt, and what was held in growing chunks. */
+/** An endpoint that was inactive, or failed at another URL, is given the benefit of the doubt, and what was held in growing chunks. */
 async function startAgain(sql: Db, tenantId: string, endpointId: string): Promise<void> {
   await sql`
     update waybill.endpoint_stats set failure_streak = 0, failing_since = null, probing = null, next_probe_at = null, failed_probes = 0,
-      breaker = case when held > 0 then 'half_open' else 'closed' end::waybill.breaker, breaker_since = now(), ramp = 2
+      breaker = case when held > 0 then 'half_open' else 'closed' end::waybill.breaker, 
+      breaker_since = case when held > 0 then now() end, ramp = case when held > 0 then 2 end
     where tenant_id = ${tenantId} and endpoint_id = ${endpointId}`
 }
