@@ -64,8 +64,8 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
   if (isFinished) {
     await reopen(sql, tenantId, deliveryId, delivery)
     // Where not everything may be sent at once, it stands in line like any other.
-    if (delivery.hold) return true
-  } else if (delivery.held) return true
+    if (delivery.hold) return await probeNow(sql, tenantId, delivery.endpoint_id)
+  } else if (delivery.held) return await probeNow(sql, tenantId, delivery.endpoint_id)
   const hurried = await sql`
     update pgboss.job set start_after = now(), priority = greatest(priority, waybill.retry_priority(now())) where name = ${DELIVERIES} and id = ${deliveryId} and state < 'active' and start_after > now()
     returning id`
@@ -107,6 +107,17 @@ async function reopen(
     select waybill.count_deliveries(${[tenantId, tenantId]}, ${[endpoint_id, endpoint_id]}::uuid[],
       ${[status, 'pending']}::waybill.delivery_status[], ${[-1, 1]})`
   if (hold) await countHeld(sql, tenantId, endpoint_id)
+}
+
+/** Whoever asks for a replay believes that the endpoint answers again: its next probe need not wait. */
+async function probeNow(sql: Db, tenantId: string, endpointId: string): Promise<true> {
+  await sql`
+    with hurried as (
+      update waybill.endpoint_stats set next_probe_at = now()
+      where tenant_id = ${tenantId} and endpoint_id = ${endpointId} and breaker = 'open' and probing is null and next_probe_at > now() returning 1
+    )
+    select pg_notify('waybill_held', '') from hurried`
+  return true
 }
 
 const countHeld = (sql: Db, tenantId: string, endpointId: string) =>
