@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import type { EventEmitter } from 'node:events'
-import { chmod, mkdir, readFile, stat, writeFile } from 'node:fs/promises'
+import { chmod, mkdir, readFile, readlink, realpath, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
 import { dirname, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -86,7 +86,8 @@ async function claim(file: string): Promise<void> {
 async function stopLeftover(databaseDir: string): Promise<void> {
   const lock = await read(resolve(databaseDir, 'postmaster.pid'))
   const pid = Number(lock?.split('\n')[0])
-  if (!isAlive(pid) || !(await read(`/proc/${pid}/cmdline`))?.includes('postgres')) return
+  // A server works in its data directory; any other program may have its pid by now.
+  if (!isAlive(pid) || (await readlink(`/proc/${pid}/cwd`).catch(() => null)) !== (await realpath(databaseDir))) return
   process.kill(pid, 'SIGINT')
   for (let waited = 0; isAlive(pid) && waited < 100; waited++) await new Promise((done) => setTimeout(done, 100))
 }
