@@ -89,7 +89,8 @@ export async function updateQueues(boss: PgBoss, settings: QueueSettings): Promi
 }
 
 /**
- * Installs pg-boss's schema, makes the two queues, and makes pg-boss's own statements callable from our functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
+ * Installs pg-boss's schema, makes or updates the two queues, and makes pg-boss's own statements callable from our
+ * functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
  * Safe when several processes do it at once.
  */
 export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
@@ -101,6 +102,7 @@ export async function installQueue(url: string, log: Log, settings: QueueSetting
       if ((await boss.getQueue(name)) === null)
         await boss.createQueue(name, { ...options, partition: name === DELIVERIES })
     }
+    await updateQueues(boss, settings)
     const table = await tableOf(boss)
     await tuneVacuum(boss, table)
     await dropChecks(boss, table)

@@ -78,8 +78,8 @@ export async function startService(options: {
     const boss = createBoss(database.url, { log, work: true })
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
-    // Also where another process has migrated, with settings of its own.
-    await updateQueues(boss, queueSettings(config))
+    // Whoever has migrated may have had other settings.
+    if (!options.migrateFirst) await updateQueues(boss, queueSettings(config))
     await startMaintenance({
       upkeep,
       retention,

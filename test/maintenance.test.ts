@@ -8,24 +8,21 @@ import { waitFor } from './support/wait.ts'
 
 const SCHEDULED = ['partitions', 'queue_clock', 'retention']
 
-/** Has the next worker do the scheduled work as soon as it starts. */
+/** Has the worker do the scheduled work now. */
 async function makeDue(url: string, names: string[]): Promise<void> {
   const boss = createBoss(url, { log: createLog('silent'), work: false })
   await boss.start()
-  for (const name of names) {
-    await boss.createQueue(name, { retryLimit: 1, retryDelay: 600 })
-    await boss.send(name)
-  }
+  for (const name of names) await boss.send(name)
   await boss.stop({ graceful: false })
 }
 
 test('scheduled work that fails says so in the log, and is tried again', async (t) => {
   const { url, sql } = await createDatabase(t)
+  const worker = await startService(t, { databaseUrl: url, mode: 'worker' })
   await sql`alter function waybill.make_partitions rename to gone_1`
   await sql`alter function waybill.rebase_queue rename to gone_2`
   await sql`alter table waybill.idempotency_keys rename to gone_3`
   await makeDue(url, SCHEDULED)
-  const worker = await startService(t, { databaseUrl: url, mode: 'worker', args: ['--no-migrate'] })
   for (const name of SCHEDULED) {
     const line = await worker.logged(`${name}.failed`)
     assert.equal(line.level, 'error')
@@ -40,6 +37,11 @@ test('scheduled work that fails says so in the log, and is tried again', async (
         SCHEDULED,
       ) ?? true,
   )
+  await sql`update pgboss.job set start_after = now() where name in ${sql(SCHEDULED)} and state = 'retry'`
+  for (const name of SCHEDULED) {
+    const failed = () => worker.logs.filter(({ msg }) => msg === `${name}.failed`)
+    await waitFor(() => failed().length >= 2, { timeoutMs: 30_000, what: `${name} to be tried again` })
+  }
 })
 
 test('a statement of retention may take an hour, on its schedule and on demand', async (t) => {
@@ -51,10 +53,10 @@ test('a statement of retention may take an hour, on its schedule and on demand',
       return null;
     end $$;
     create trigger note after delete on waybill.attempt_counts execute function public.note()`)
-  await makeDue(url, ['retention'])
   const service = await startService(t, { databaseUrl: url })
+  await makeDue(url, ['retention'])
   const noted = async () => (await sql`select patience from public.noted`).map(({ patience }) => patience)
-  await waitFor(async () => (await noted()).length === 1, { what: 'the scheduled run' })
+  await waitFor(async () => (await noted()).length === 1, { timeoutMs: 30_000, what: 'the scheduled run' })
   const { status } = await service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
   assert.equal(status, 200)
   assert.deepEqual(await noted(), ['1h', '1h'])

@@ -11,7 +11,7 @@ const LOST = 'worker_lost'
 test('what lost its worker is due at once; what loses one after the other waits, and is dead-lettered after the fifth', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const api = await startService(t, { databaseUrl, mode: 'api', env: { RETRY_DELAY_SECONDS: '60' } })
   const tenant = await createTenant(api)
   await tenant.createEndpoint(receiver.url('/hook'))
   const cases = {
