@@ -18,22 +18,26 @@ export const PATIENCE_MS = 3000
  * connection half a second later; 0 waits for ever. What is idle is probed every few seconds by both sides, so that neither
  * keeps a connection, or its locks, that the other has lost.
  *
- * `claims: true` is for claiming jobs: its commits return before they are on disk. A crash may forget a claim.
+ * `claims: true` is for claiming jobs: its commits return before they are on disk. A crash may forget a claim. `reads: true`
+ * is for queries that may be slow: none is sent behind another, but waits for a connection. Such a pool has no transactions.
  */
 export function openDb(
   url: string,
-  options: { log: Log; name: string; max: number; patienceMs?: number; claims?: boolean },
+  options: { log: Log; name: string; max: number; patienceMs?: number; claims?: boolean; reads?: boolean },
 ): Pool {
-  const { patienceMs = PATIENCE_MS } = options
+  const { patienceMs = PATIENCE_MS, reads } = options
   const mended = { answer_timeout: patienceMs && patienceMs / 1000 + 0.5 }
+  // The driver would send up to a hundred of them behind one that runs.
+  const alone = reads && { max_pipeline: 0 }
   return postgres(url, {
     ...mended,
+    ...alone,
     max: options.max,
     connect_timeout: Math.min(5, patienceMs / 1000 || 5),
     // The driver's own backoff grows to 20 s, and every query waits for it: a database that is back is found at once.
     backoff: () => 0.25,
-    // Where queries may take long, a dead connection would be found out late: none is kept.
-    idle_timeout: patienceMs > PATIENCE_MS ? 5 : 300,
+    // Where queries may take long, or come seldom, a dead connection would be found out late: none is kept.
+    idle_timeout: patienceMs > PATIENCE_MS || reads ? 5 : 300,
     max_lifetime: 3600,
     // Whoever waits for ever keeps a lock with the connection, also while it is not used.
     ...(patienceMs === 0 && { idle_timeout: 0, max_lifetime: 0 }),

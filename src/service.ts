@@ -10,6 +10,7 @@ import { createAuth } from './http/auth.ts'
 import { HEALTH_PATIENCE_MS } from './http/health.ts'
 import type { ServiceLimits } from './http/limits.ts'
 import { listen } from './http/listen.ts'
+import { createReads } from './http/reads.ts'
 import type { Log } from './log.ts'
 import { startMaintenance } from './maintenance.ts'
 import { migrate } from './migrate.ts'
@@ -24,6 +25,8 @@ export type Service = { port: number }
 /** Connections for requests, and for recording and claiming: Postgres itself is what saturates first. */
 const API_CONNECTIONS = 10
 const WORKER_CONNECTIONS = 4
+/** For lists and sums. A request may have waited a second before (http/room.ts), and has 4 in all (http/deadline.ts). */
+const READS = { max: 4, patienceMs: 2500, reads: true }
 /** For what goes through whole tables: it may take as long as this, and keeps nobody's connection meanwhile. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
 /** For retention, which counts a day at a time: what a large one takes on a slow disk, or it would be kept for good. */
@@ -58,16 +61,17 @@ export async function startService(options: {
   await untilReachable(database.url, log)
   if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
   const secretBox = createSecretBox(database.encryptionKeys)
-  const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }): Pool => {
+  const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean; reads?: boolean }): Pool => {
     const pool = openDb(database.url, { log, name: `${mode}${name}`, ...more })
     releasers.add(`database${name}`, () => pool.end({ timeout: 2 }))
     return pool
   }
   const pool = open('', { max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS) })
+  const reads = open(' reads', READS)
   const upkeep = open(' upkeep', UPKEEP)
   const retention = open(' retention', RETENTION)
   const pulse = open(' health', { max: 1, patienceMs: HEALTH_PATIENCE_MS })
-  await learnTypes(pool, upkeep, retention)
+  await learnTypes(pool, reads, upkeep, retention)
   // It reads nothing that has a type of its own.
   pulse.options.fetch_types = false
   releasers.add('listening', watchListening(pool))
@@ -131,6 +135,7 @@ export async function startService(options: {
   let port = config.PORT
   const app = createApp({
     pool,
+    reads: createReads(reads),
     pulse,
     retention,
     auth,

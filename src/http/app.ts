@@ -19,12 +19,15 @@ import { mountLimits, type ServiceLimits } from './limits.ts'
 import { mountMetrics } from './metrics.ts'
 import { mountPublish } from './publish.ts'
 import { createRateLimit } from './rate.ts'
+import type { Reads } from './reads.ts'
 import { mountRetention } from './retention.ts'
 import { type App, createMount, type Env } from './route.ts'
 import { mountTenants } from './tenants.ts'
 
 export type AppDeps = {
   pool: Pool
+  /** For what may go through many rows. */
+  reads: Reads
   /** For /health alone. */
   pulse: Pool
   /** For what may take long. */

@@ -1,5 +1,5 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import type { Pool } from '../db.ts'
+import { isTooSlow, type Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { createReplay } from '../flow/replay.ts'
 import { firstId, UUID } from '../ids.ts'
@@ -7,6 +7,7 @@ import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
+import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { answers, attemptsQuery, deliveriesQuery, dlqQuery, id, listBody, listOf, timestamp } from './schemas.ts'
 
@@ -21,10 +22,10 @@ const listDeliveries = createRoute({
   tags: ['Deliveries'],
   summary: 'List deliveries',
   description:
-    'Filters narrow together. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond.',
+    'Filters narrow together. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond. They also bound what a list reads: where other filters match little of very much, it takes too long without, and is an invalid request.',
   security,
   request: { query: deliveriesQuery },
-  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
+  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS, 'overloaded') },
 })
 
 const listDeadLetters = createRoute({
@@ -36,7 +37,7 @@ const listDeadLetters = createRoute({
   description: 'Deliveries that were given up on. Each waits here until it is replayed or falls to retention.',
   security,
   request: { query: dlqQuery },
-  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
+  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS, 'overloaded') },
 })
 
 const getDelivery = createRoute({
@@ -87,7 +88,10 @@ const listAttempts = createRoute({
     'Every request that was made, with the answer it got. One that a lost worker was making is listed with the error `worker_lost`.',
   security,
   request: { params: deliveryPath, query: attemptsQuery },
-  responses: { 200: answers('Oldest first', listOf(attempt)), ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
+  responses: {
+    200: answers('Oldest first', listOf(attempt)),
+    ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'overloaded'),
+  },
 })
 
 const replay = createRoute({
@@ -109,25 +113,38 @@ type AttemptRow = Omit<z.infer<typeof attempt>, 'next_attempt_at' | 'started_at'
 }
 type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | undefined }
 
+/** Of a list whose filters match so little that it was given up. */
+const TOO_MUCH = { path: 'since', message: 'the list took too long to read: narrow it by since and until' }
+
 /** Reading deliveries and their attempts, and replaying them. */
-export function mountDeliveries(mount: Mount, deps: { pool: Pool; monthlyAttempts: number }): void {
-  const { pool } = deps
+export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; monthlyAttempts: number }): void {
+  const { pool, reads } = deps
   const replayNow = createReplay(pool)
 
   async function list(tenant: Tenant, query: Filters) {
-    const where = [
-      pool`tenant_id = ${tenant.tenantId}`,
+    const filters = [
       ...(query.status ? [pool`status = ${query.status}`] : []),
       ...(query.endpoint_id ? [pool`endpoint_id = ${query.endpoint_id}`] : []),
       ...(query.event_type ? [pool`event_type = ${query.event_type}`] : []),
+    ]
+    const where = [
+      pool`tenant_id = ${tenant.tenantId}`,
+      ...filters,
       ...(query.since ? [pool`delivery_id >= ${firstId(query.since)}`] : []),
       ...(query.until ? [pool`delivery_id < ${firstId(query.until)}`] : []),
       ...(query.cursor ? [pool`delivery_id < ${query.cursor}`] : []),
     ]
-    const rows = await pool<DeliveryRow[]>`
-      select ${deliveryColumns(pool)} from waybill.deliveries
-      where ${where.flatMap((condition, index) => (index === 0 ? condition : [pool` and `, condition]))}
-      order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+    const rows = await reads(
+      tenant.tenantId,
+      (sql) => sql<DeliveryRow[]>`
+        select ${deliveryColumns(sql)} from waybill.deliveries
+        where ${where.flatMap((condition, index) => (index === 0 ? condition : [sql` and `, condition]))}
+        order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`,
+    ).catch((error: unknown) => {
+      // No index has them, since every publish would pay for it: what matches little goes through all there is.
+      if (isTooSlow(error) && filters.length > 0) throw new AppError('invalid_request', [TOO_MUCH])
+      throw error
+    })
     return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
   }
 
@@ -166,12 +183,15 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; monthlyAttempt
 
   mount.tenant(listAttempts, { action: 'read' }, async (c, tenant, { params, query }) => {
     const { delivery_id } = await find(tenant, params.delivery_id.toLowerCase())
-    const rows = await pool<AttemptRow[]>`
-      select attempt_number, delivery_id, endpoint_id, url, status_code, error, error_message, response_body, response_truncated,
-        duration_ms, retry_state, next_attempt_at, started_at
-      from waybill.attempts where tenant_id = ${tenant.tenantId} and delivery_id = ${delivery_id}
-        ${query.cursor ? pool`and attempt_number > ${Number(query.cursor)}` : pool``}
-      order by attempt_number limit ${query.limit + 1} offset ${query.offset ?? 0}`
+    const rows = await reads(
+      tenant.tenantId,
+      (sql) => sql<AttemptRow[]>`
+        select attempt_number, delivery_id, endpoint_id, url, status_code, error, error_message, response_body, response_truncated,
+          duration_ms, retry_state, next_attempt_at, started_at
+        from waybill.attempts where tenant_id = ${tenant.tenantId} and delivery_id = ${delivery_id}
+          ${query.cursor ? sql`and attempt_number > ${Number(query.cursor)}` : sql``}
+        order by attempt_number limit ${query.limit + 1} offset ${query.offset ?? 0}`,
+    )
     return c.json(
       listBody(
         query,

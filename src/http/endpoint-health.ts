@@ -1,10 +1,10 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import type { Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { UUID } from '../ids.ts'
 import { standingFields } from './endpoint-routes.ts'
 import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
+import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { answers, id, timestamp } from './schemas.ts'
 
@@ -44,7 +44,7 @@ const getEndpointHealth = createRoute({
         })
         .openapi('EndpointHealth'),
     ),
-    ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found'),
+    ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found', 'overloaded'),
   },
 })
 
@@ -60,22 +60,25 @@ type Row = StandingRow & {
 }
 
 /** How an endpoint has been doing lately, read from its counters. */
-export function mountEndpointHealth(mount: Mount, { pool }: { pool: Pool }): void {
+export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): void {
   mount.tenant(getEndpointHealth, { action: 'read' }, async (c, { tenantId }, { params }) => {
     const endpointId = params.endpoint_id.toLowerCase()
     const [row] = UUID.test(endpointId)
-      ? await pool<Row[]>`
-          select endpoints.endpoint_id, is_active, ${standingColumns(pool)}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
-            coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
-          from waybill.endpoints
-          left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
-          cross join lateral (
-            select coalesce(sum(attempts), 0)::float8 as attempts,
-              coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes
-            from waybill.attempt_counts c
-            where c.tenant_id = endpoints.tenant_id and c.endpoint_id = endpoints.endpoint_id
-              and c.hour > date_trunc('hour', now()) - ${WINDOW_HOURS} * interval '1 hour') w
-          where endpoints.tenant_id = ${tenantId} and endpoints.endpoint_id = ${endpointId}`
+      ? await reads(
+          tenantId,
+          (sql) => sql<Row[]>`
+            select endpoints.endpoint_id, is_active, ${standingColumns(sql)}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
+              coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
+            from waybill.endpoints
+            left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+            cross join lateral (
+              select coalesce(sum(attempts), 0)::float8 as attempts,
+                coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes
+              from waybill.attempt_counts c
+              where c.tenant_id = endpoints.tenant_id and c.endpoint_id = endpoints.endpoint_id
+                and c.hour > date_trunc('hour', now()) - ${WINDOW_HOURS} * interval '1 hour') w
+            where endpoints.tenant_id = ${tenantId} and endpoints.endpoint_id = ${endpointId}`,
+        )
       : []
     if (row === undefined) throw new AppError('endpoint_not_found')
     const successRate = row.attempts === 0 ? null : row.successes / row.attempts

@@ -115,7 +115,10 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     description: 'Without their signing secrets.',
     security,
     request: { query: endpointsQuery },
-    responses: { 200: answers('Newest first', listOf(endpointRecord)), ...errorAnswers(...TENANT_ERRORS) },
+    responses: {
+      200: answers('Newest first', listOf(endpointRecord)),
+      ...errorAnswers(...TENANT_ERRORS, 'overloaded'),
+    },
   }),
   get: createRoute({
     method: 'get',

@@ -5,6 +5,7 @@ import { madeAt, UUID } from '../ids.ts'
 import { makeSigningSecret, type SecretBox } from '../secrets.ts'
 import { endpointRoutes } from './endpoint-routes.ts'
 import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
+import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { listBody } from './schemas.ts'
 
@@ -41,13 +42,14 @@ export function mountEndpoints(
   mount: Mount,
   deps: {
     pool: Pool
+    reads: Reads
     secretBox: SecretBox
     allow: readonly AddressRange[]
     maxEndpoints: number
     rotationOverlapSeconds: number
   },
 ): void {
-  const { pool, secretBox } = deps
+  const { pool, reads, secretBox } = deps
   const route = endpointRoutes(deps.allow)
   const notFound = () => new AppError('endpoint_not_found')
 
@@ -82,11 +84,14 @@ export function mountEndpoints(
   })
 
   mount.tenant(route.list, { action: 'read' }, async (c, tenant, { query }) => {
-    const rows = await pool<EndpointRow[]>`
-      select ${columns(pool)} from waybill.endpoints
-      where tenant_id = ${tenant.tenantId} ${query.active_only ? pool`and is_active` : pool``}
-        ${query.cursor ? pool`and endpoint_id < ${query.cursor}` : pool``}
-      order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+    const rows = await reads(
+      tenant.tenantId,
+      (sql) => sql<EndpointRow[]>`
+        select ${columns(sql)} from waybill.endpoints
+        where tenant_id = ${tenant.tenantId} ${query.active_only ? sql`and is_active` : sql``}
+          ${query.cursor ? sql`and endpoint_id < ${query.cursor}` : sql``}
+        order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`,
+    )
     return c.json(
       listBody(query, rows, render, (row) => row.endpoint_id),
       200,

@@ -19,7 +19,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
   },
   invalid_request: {
     cause:
-      'A field, parameter or header is missing, unknown or out of bounds; `details` names every one of them, with its bound',
+      'A field, parameter or header is missing, unknown or out of bounds, or a list would go through too much; `details` names every one of them, with its bound',
     remedy: 'Correct what `details` names',
     details: [problems, [{ path: 'event_type', message: 'must be at most 128 characters' }]],
   },
@@ -116,7 +116,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     remedy: 'Repeat with the same key and body; report the `X-Request-Id` if it stays',
   },
   overloaded: {
-    cause: 'More requests wait to be read than there is memory for; nothing was read of this one',
+    cause: 'More requests wait, of all tenants or of this one, than there is room for; nothing was done for this one',
     remedy: 'Wait a second (`Retry-After`), then repeat with the same key and body',
   },
 }

@@ -4,6 +4,7 @@ import { AppError } from '../errors.ts'
 import { madeAt, UUID } from '../ids.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
+import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { answers, eventType, id, listBody, listOf, ownTenant, pageQuery, payload, timestamp } from './schemas.ts'
 
@@ -49,7 +50,7 @@ const listEventDeliveries = createRoute({
   request: { params: eventPath, query: pageQuery },
   responses: {
     200: answers('Newest first', listOf(deliveryRecord)),
-    ...errorAnswers(...TENANT_ERRORS, 'event_not_found'),
+    ...errorAnswers(...TENANT_ERRORS, 'event_not_found', 'overloaded'),
   },
 })
 
@@ -62,7 +63,7 @@ type EventRow = {
 }
 
 /** Reading what was published. */
-export function mountEvents(mount: Mount, { pool }: { pool: Pool }): void {
+export function mountEvents(mount: Mount, { pool, reads }: { pool: Pool; reads: Reads }): void {
   mount.tenant(getEvent, { action: 'read' }, async (c, tenant, { params }) => {
     const row = await findEvent(pool, tenant.tenantId, params.event_id)
     const { payload: text, ...fields } = row
@@ -79,12 +80,15 @@ export function mountEvents(mount: Mount, { pool }: { pool: Pool }): void {
 
   mount.tenant(listEventDeliveries, { action: 'read' }, async (c, tenant, { params, query }) => {
     const { event_id } = await findEvent(pool, tenant.tenantId, params.event_id)
-    const rows = await pool<DeliveryRow[]>`
-      select ${deliveryColumns(pool)} from waybill.deliveries
-      where tenant_id = ${tenant.tenantId} and event_id = ${event_id}
-        and delivery_id between waybill.first_delivery_id(${event_id}) and waybill.last_delivery_id(${event_id})
-        ${query.cursor ? pool`and delivery_id < ${query.cursor}` : pool``}
-      order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+    const rows = await reads(
+      tenant.tenantId,
+      (sql) => sql<DeliveryRow[]>`
+        select ${deliveryColumns(sql)} from waybill.deliveries
+        where tenant_id = ${tenant.tenantId} and event_id = ${event_id}
+          and delivery_id between waybill.first_delivery_id(${event_id}) and waybill.last_delivery_id(${event_id})
+          ${query.cursor ? sql`and delivery_id < ${query.cursor}` : sql``}
+        order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`,
+    )
     return c.json(
       listBody(query, rows, renderDelivery, (row) => row.delivery_id),
       200,

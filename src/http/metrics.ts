@@ -1,6 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import type { Pool } from '../db.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
+import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { answers } from './schemas.ts'
 
@@ -42,7 +42,7 @@ const getMetrics = createRoute({
         })
         .openapi('MetricsSummary'),
     ),
-    ...errorAnswers(...TENANT_ERRORS),
+    ...errorAnswers(...TENANT_ERRORS, 'overloaded'),
   },
 })
 
@@ -50,38 +50,42 @@ type Deliveries = { pending: number; retrying: number; delivered: number; dead_l
 type Attempts = { status_code: number; attempts: number; retries: number }
 
 /** What happens in a tenant, summed up from its counters. */
-export function mountMetrics(mount: Mount, { pool }: { pool: Pool }): void {
+export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
   mount.tenant(getMetrics, { action: 'read' }, async (c, { tenantId }) => {
-    const [[deliveries], attempts, [endpoints], [oldest]] = await Promise.all([
-      pool<Deliveries[]>`
-        select coalesce(sum(pending), 0)::float8 as pending, coalesce(sum(retrying), 0)::float8 as retrying,
-          coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered,
-          coalesce(sum(held), 0)::float8 as held
-        from waybill.endpoint_stats where tenant_id = ${tenantId}`,
-      pool<Attempts[]>`
-        select status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
-        from waybill.attempt_counts where tenant_id = ${tenantId} group by status_code order by status_code`,
-      pool<{ total: number; active: number }[]>`
-        select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`,
-      // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or an earlier one
-      // waits for its retry where the order is strict.
-      pool<{ seconds: number }[]>`
-        select coalesce(max(greatest(0, extract(epoch from now() - least(queued.due, held.due)))), 0)::float8 as seconds
-        from waybill.endpoints e
-        join waybill.endpoint_stats s using (tenant_id, endpoint_id)
-        left join lateral (
-          select min(next_attempt_at) as due from (
-            select next_attempt_at from waybill.deliveries d
-            where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
-            order by delivery_id limit ${OLDEST}) oldest
-        ) queued on true
-        left join lateral (
-          select case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end as due
-          from waybill.deliveries d
-          where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
-          order by delivery_id limit 1) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
-        where e.tenant_id = ${tenantId}`,
-    ])
+    const [[deliveries], attempts, [endpoints], [oldest]] = await reads(
+      tenantId,
+      async (sql) =>
+        [
+          await sql<Deliveries[]>`
+            select coalesce(sum(pending), 0)::float8 as pending, coalesce(sum(retrying), 0)::float8 as retrying,
+              coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered,
+              coalesce(sum(held), 0)::float8 as held
+            from waybill.endpoint_stats where tenant_id = ${tenantId}`,
+          await sql<Attempts[]>`
+            select status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
+            from waybill.attempt_counts where tenant_id = ${tenantId} group by status_code order by status_code`,
+          await sql<{ total: number; active: number }[]>`
+            select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`,
+          // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or an earlier one
+          // waits for its retry where the order is strict.
+          await sql<{ seconds: number }[]>`
+            select coalesce(max(greatest(0, extract(epoch from now() - least(queued.due, held.due)))), 0)::float8 as seconds
+            from waybill.endpoints e
+            join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+            left join lateral (
+              select min(next_attempt_at) as due from (
+                select next_attempt_at from waybill.deliveries d
+                where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
+                order by delivery_id limit ${OLDEST}) oldest
+            ) queued on true
+            left join lateral (
+              select case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end as due
+              from waybill.deliveries d
+              where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
+              order by delivery_id limit 1) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
+            where e.tenant_id = ${tenantId}`,
+        ] as const,
+    )
     const { held, ...byStatus } = deliveries as Deliveries
     const total = endpoints?.total ?? 0
     const active = endpoints?.active ?? 0

@@ -6,29 +6,29 @@ const MAX_WAIT_MS = 1000
 
 export type Room = {
   /**
-   * Runs `work` once there is room for its `bytes`, first come, first served; what waits is not read from its socket, so
-   * that its sender has to wait as well. Throws `service overloaded` when too many wait already, or it has waited for a second.
+   * Runs `work` once there is room for it, first come, first served; a body that waits is not read from its socket, so that
+   * its sender has to wait as well. Throws `service overloaded` when too many wait already, or it has waited for a second.
    */
-  hold<Result>(tenantId: string, bytes: number, work: () => Promise<Result>): Promise<Result>
+  hold<Result>(tenantId: string, amount: number, work: () => Promise<Result>): Promise<Result>
 }
 
 /**
- * Bounds the memory that requests take, however many arrive at once and however large they are: to `size` bytes together,
- * of which a tenant gets at most half of what the others leave, and as much of the line.
+ * Bounds what requests take of something, bytes of memory or connections, however many arrive at once and however much each
+ * wants: to `size` together, of which a tenant gets at most half of what the others leave, and as much of the line.
  */
 export function createRoom(size: number): Room {
-  type Entry = { tenantId: string; bytes: number; enter: () => void }
+  type Entry = { tenantId: string; amount: number; enter: () => void }
   let taken = 0
   const takenBy = new Map<string, number>()
   let waiting: Entry[] = []
 
-  /** A body larger than all of it goes in alone. */
-  const isFull = (bytes: number) => taken > 0 && taken + bytes > size
+  /** What is larger than all of it goes in alone. */
+  const isFull = (amount: number) => taken > 0 && taken + amount > size
 
-  /** One body of a tenant may be larger than its share. */
-  function hasShare(tenantId: string, bytes: number): boolean {
+  /** One request of a tenant may take more than its share. */
+  function hasShare(tenantId: string, amount: number): boolean {
     const own = takenBy.get(tenantId) ?? 0
-    return own === 0 || own + bytes <= (size - (taken - own)) / 2
+    return own === 0 || own + amount <= (size - (taken - own)) / 2
   }
 
   function mayWait(tenantId: string): boolean {
@@ -36,14 +36,14 @@ export function createRoom(size: number): Room {
     return own < (MAX_WAITING - (waiting.length - own)) / 2
   }
 
-  function take(tenantId: string, bytes: number): void {
-    taken += bytes
-    takenBy.set(tenantId, (takenBy.get(tenantId) ?? 0) + bytes)
+  function take(tenantId: string, amount: number): void {
+    taken += amount
+    takenBy.set(tenantId, (takenBy.get(tenantId) ?? 0) + amount)
   }
 
-  function giveBack(tenantId: string, bytes: number): void {
-    taken -= bytes
-    const left = (takenBy.get(tenantId) ?? 0) - bytes
+  function giveBack(tenantId: string, amount: number): void {
+    taken -= amount
+    const left = (takenBy.get(tenantId) ?? 0) - amount
     if (left > 0) takenBy.set(tenantId, left)
     else takenBy.delete(tenantId)
   }
@@ -53,19 +53,19 @@ export function createRoom(size: number): Room {
     const behind = new Set<string>()
     let full = false
     waiting = waiting.filter((entry) => {
-      const { tenantId, bytes } = entry
-      full ||= isFull(bytes)
-      if (full || behind.has(tenantId) || !hasShare(tenantId, bytes)) {
+      const { tenantId, amount } = entry
+      full ||= isFull(amount)
+      if (full || behind.has(tenantId) || !hasShare(tenantId, amount)) {
         behind.add(tenantId)
         return true
       }
-      take(tenantId, bytes)
+      take(tenantId, amount)
       entry.enter()
       return false
     })
   }
 
-  function waitFor(tenantId: string, bytes: number): Promise<void> {
+  function waitFor(tenantId: string, amount: number): Promise<void> {
     if (!mayWait(tenantId)) throw new AppError('overloaded')
     return new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
@@ -78,20 +78,20 @@ export function createRoom(size: number): Room {
         clearTimeout(timer)
         resolve()
       }
-      const entry = { tenantId, bytes, enter }
+      const entry = { tenantId, amount, enter }
       waiting.push(entry)
       admit()
     })
   }
 
   return {
-    async hold(tenantId, bytes, work) {
-      if (waiting.length === 0 && !isFull(bytes) && hasShare(tenantId, bytes)) take(tenantId, bytes)
-      else await waitFor(tenantId, bytes)
+    async hold(tenantId, amount, work) {
+      if (waiting.length === 0 && !isFull(amount) && hasShare(tenantId, amount)) take(tenantId, amount)
+      else await waitFor(tenantId, amount)
       try {
         return await work()
       } finally {
-        giveBack(tenantId, bytes)
+        giveBack(tenantId, amount)
         admit()
       }
     },
