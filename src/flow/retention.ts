@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { type Db, isRetryable, type Pool } from '../db.ts'
 import { firstId } from '../ids.ts'
 import type { Log } from '../log.ts'
+import { type Counts, countMovable, KINDS, lookUpOnly, moveLive, table } from './partitions.ts'
 
 /** How many rows were deleted, or would be. */
 export type Retention = {
@@ -14,23 +15,22 @@ export type Retention = {
   idempotency_keys: number
 }
 
-const KINDS = ['events', 'deliveries', 'attempts'] as const
-type Counts = Record<(typeof KINDS)[number], number>
 const NONE: Counts = { events: 0, deliveries: 0, attempts: 0 }
 type Finished = { tenant_id: string; endpoint_id: string; status: string; n: number }
 
 const DAY_MS = 86_400_000
 /** Small enough that a batch of deletes holds nobody up. */
 const MAX_DELETE = 250
-/** Times as long as a batch took, nothing is deleted after it. */
+/** Times as long as a batch took, or putting a day aside, nothing is deleted after it. */
 const REST = 3
 const MOST_TRIES = 20
 const RETRY_MS = 500
 
 /**
  * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days, or with
- * `apply: false` counts them. Days are counted and then dropped as a whole; a day on which a delivery is still live loses
- * only what belongs to finished events, row by row. Safe to run twice at once.
+ * `apply: false` counts them. Days are counted and then dropped as a whole; what is still live of them moves to the default
+ * partitions first. A day with too much of that loses only what belongs to finished events, row by row. Safe to run twice
+ * at once.
  */
 export async function runRetention(
   pool: Pool,
@@ -70,7 +70,11 @@ async function daysBefore(pool: Pool, cutoff: Date): Promise<string[]> {
 }
 
 async function countDay(pool: Pool, day: string): Promise<Counts> {
-  return (await hasLive(pool, day)) ? await pruneRows(pool, day, null, false) : await countRows(pool, day)
+  const counts = await countRows(pool, day)
+  const kept = await countMovable(pool, day)
+  if (kept === null) return await pruneRows(pool, day, null, false)
+  for (const kind of KINDS) counts[kind] -= kept[kind]
+  return counts
 }
 
 async function countRows(sql: Db, day: string): Promise<Counts> {
@@ -81,21 +85,22 @@ async function countRows(sql: Db, day: string): Promise<Counts> {
   return counts as Counts
 }
 
-async function hasLive(sql: Db, day: string): Promise<boolean> {
-  const live = await sql`select from ${table(sql, 'deliveries', day)} where status in ('pending', 'retrying') limit 1`
-  return live.length > 0
-}
-
 /**
- * Drops one day of all three tables, or prunes it when something in it is live. In two steps: it is put aside, for which
+ * Drops one day of all three tables, or prunes it when much in it is live. In two steps: it is put aside, for which
  * everybody waits a moment, and then counted and dropped, which takes long and holds up nobody. A day that was only put
  * aside, because the process ended, is found by the next run.
  */
 async function dropDay(pool: Pool, day: string): Promise<Counts> {
   for (let tries = 1; ; tries++) {
     try {
+      const began = performance.now()
       const isAside = await pool.begin((sql) => putAside(sql, day))
-      return isAside ? await pool.begin((sql) => dropAside(sql, day)) : await pruneRows(pool, day, null, true)
+      const tookMs = performance.now() - began
+      if (!isAside) return await pruneRows(pool, day, null, true)
+      const counts = await pool.begin((sql) => dropAside(sql, day))
+      // There may be many such days, and everybody waited for this one.
+      await sleep(REST * tookMs)
+      return counts
     } catch (error) {
       if (!isRetryable(error) || tries === MOST_TRIES) throw error
       await sleep(Math.random() * RETRY_MS)
@@ -113,10 +118,10 @@ async function takeTurn(sql: Db, part: string): Promise<'in use' | 'aside' | 'go
   return found.relispartition ? 'in use' : 'aside'
 }
 
-/** Takes one day out of the tables; its rows are not seen any more. False when something in it is live. */
+/** Takes one day out of the tables: what is live stays, elsewhere, and the rest is not seen any more. False when too much is live. */
 async function putAside(sql: Db, day: string): Promise<boolean> {
   if ((await takeTurn(sql, day)) !== 'in use') return true
-  if (await hasLive(sql, day)) return false
+  if ((await countMovable(sql, day)) === null) return false
   // Autovacuum gives way after a second, in which nobody else waits.
   await sql`lock table waybill.events, waybill.deliveries, waybill.attempts, waybill.idempotency_keys in share update exclusive mode`
   // Whoever comes next waits behind a lock that is waited for: it is given up soon, and tried again.
@@ -125,8 +130,9 @@ async function putAside(sql: Db, day: string): Promise<boolean> {
   // which publishing begins: those who then wait for the others have none of them.
   await sql`lock table waybill.idempotency_keys in share mode`
   await sql`lock table only waybill.deliveries, only waybill.events, only waybill.attempts in access exclusive mode`
-  if (await hasLive(sql, day)) return false
   for (const kind of KINDS) await sql`alter table ${sql(`waybill.${kind}`)} detach partition ${table(sql, kind, day)}`
+  // With what was replayed meanwhile.
+  await moveLive(sql, day)
   return true
 }
 
@@ -143,7 +149,7 @@ async function dropAside(sql: Db, day: string): Promise<Counts> {
 
 /**
  * Deletes row by row, in batches, the events of `part` that have no live delivery (and, with a cutoff, are older), with
- * their deliveries and attempts. For days that are kept for a live delivery, and for the default partition.
+ * their deliveries and attempts. For days that are kept for their live deliveries, and for the default partition.
  */
 async function pruneRows(pool: Pool, part: string, cutoff: Date | null, apply: boolean): Promise<Counts> {
   const total = { ...NONE }
@@ -158,8 +164,7 @@ async function pruneRows(pool: Pool, part: string, cutoff: Date | null, apply: b
           select from waybill.deliveries d where d.tenant_id = e.tenant_id and d.event_id = e.event_id and d.status in ('pending', 'retrying')
             and d.delivery_id between waybill.first_delivery_id(e.event_id) and waybill.last_delivery_id(e.event_id))`
       if (apply) {
-        // Row by row, however large the tables are: the planner would read all of them for each batch.
-        await sql`select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin']) as s (name)`
+        await lookUpOnly(sql)
         // Asked again once they are locked: one of them may have been replayed a moment before.
         const locked = await sql<{ tenant_id: string; event_id: string }[]>`
           ${finished} and (e.tenant_id, e.event_id) > (${last.tenant_id}, ${last.event_id}) order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked`
@@ -231,5 +236,3 @@ async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Promise<num
     await sleep(REST * (performance.now() - began))
   }
 }
-
-const table = (sql: Db, kind: (typeof KINDS)[number], part: string) => sql(`waybill.${kind}_${part}`)
