@@ -12,6 +12,7 @@ import { createLanes } from './flow/lanes.ts'
 import { startLoop } from './flow/loop.ts'
 import type { EndpointRules } from './flow/observe.ts'
 import { createTurns, until } from './flow/pacing.ts'
+import { createPayloads, PayloadLate } from './flow/payload.ts'
 import { createRecord } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
 import { startTakingBack } from './flow/take-back.ts'
@@ -74,6 +75,7 @@ export async function startWorker(deps: {
   const record = createRecord({ pool, boss, rules, log })
   const deliver = createDeliver({
     sender: deps.sender,
+    withPayload: createPayloads({ pool, closing: closing.signal, log }),
     record: (attempt) =>
       insist(
         () => record(attempt),
@@ -94,6 +96,7 @@ export async function startWorker(deps: {
       if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
     } catch (error) {
       if (error === SHUTTING_DOWN) await handBack([claim])
+      else if (error instanceof PayloadLate) await putOff(claim, error)
       // Ours to mend, not the receiver's fault: the claim lapses and the delivery is tried again.
       else log.error({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'delivery.failed')
     }
@@ -144,6 +147,15 @@ export async function startWorker(deps: {
       () => holdDeliveries(pool, held, { counted }),
       (error) => log.warn({ err: error, deliveries: held.length }, 'hold.waiting'),
     ).finally(() => letGo(held))
+  }
+
+  /** It comes again when its endpoint has room, behind what waited for the same memory. */
+  async function putOff(claim: Claim, reason: PayloadLate): Promise<void> {
+    const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
+    log.warn({ ...ids, err: reason }, 'payload.late')
+    await hold([claim], { counted: true }).catch((error: unknown) =>
+      log.error({ ...ids, err: error }, 'worker.put_away_failed'),
+    )
   }
 
   /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, suite, test } from 'node:test'
+import { createRoom } from '../src/room.ts'
 import { createDatabase } from './support/database.ts'
 import { rawRequest } from './support/raw-http.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
@@ -12,6 +13,75 @@ const EVENT = '{"event_type":"a.b","payload":{}}'
 
 const headOf = (key: string, bytes: number, path = '/v1/events') =>
   `POST ${path} HTTP/1.1\r\nhost: waybill\r\nauthorization: Bearer ${key}\r\ncontent-type: application/json\r\ncontent-length: ${bytes}\r\n\r\n`
+
+/** A room of 100 for work that a test ends, and the names of what has been let in so far. */
+function openRoom(maxWaitMs = 60_000) {
+  const room = createRoom(100, { maxWaitMs, refusal: () => new Error('refused') })
+  const entered: string[] = []
+  const ends = new Map<string, () => void>()
+  const hold = (name: string, tenantId: string, bytes: number, signal?: AbortSignal) =>
+    room.hold(
+      tenantId,
+      bytes,
+      () => {
+        entered.push(name)
+        return new Promise<void>((end) => ends.set(name, end))
+      },
+      signal,
+    )
+  const end = async (name: string) => {
+    ends.get(name)?.()
+    await new Promise((resolve) => setImmediate(resolve))
+  }
+  return { hold, end, entered }
+}
+
+suite('room', () => {
+  test('is shared first come, first served, and a tenant gets at most half of what the others leave', async () => {
+    const { hold, end, entered } = openRoom()
+    for (const name of ['a1', 'a2', 'a3']) void hold(name, 'a', 25)
+    void hold('b1', 'b', 20)
+    void hold('a4', 'a', 10)
+    await end('none')
+    assert.deepEqual(entered, ['a1', 'a2', 'b1'])
+    await end('a2')
+    assert.deepEqual(entered, ['a1', 'a2', 'b1'], 'a third of 25 would be more than half of what b leaves')
+    await end('a1')
+    assert.deepEqual(entered, ['a1', 'a2', 'b1', 'a3', 'a4'])
+  })
+
+  test('lets in alone what is larger than all of it', async () => {
+    const { hold, end, entered } = openRoom()
+    void hold('first', 'a', 1)
+    void hold('huge', 'b', 200)
+    void hold('last', 'c', 1)
+    await end('none')
+    assert.deepEqual(entered, ['first'])
+    await end('first')
+    assert.deepEqual(entered, ['first', 'huge'])
+    await end('huge')
+    assert.deepEqual(entered, ['first', 'huge', 'last'])
+  })
+
+  test('is waited for until a signal aborts, or for so long, and what stood behind is let in then', async () => {
+    const closing = new AbortController()
+    const { hold, end, entered } = openRoom()
+    void hold('first', 'a', 90)
+    const second = hold('second', 'b', 50, closing.signal)
+    void hold('third', 'c', 5)
+    await end('none')
+    assert.deepEqual(entered, ['first'])
+    closing.abort(new Error('closed'))
+    await assert.rejects(second, /closed/)
+    await assert.rejects(hold('late', 'd', 1, closing.signal), /closed/)
+    await end('none')
+    assert.deepEqual(entered, ['first', 'third'])
+
+    const impatient = openRoom(1)
+    void impatient.hold('first', 'a', 90)
+    await assert.rejects(impatient.hold('second', 'b', 50), /refused/)
+  })
+})
 
 suite('bodies that do not arrive', { concurrency: 3 }, () => {
   test('of one tenant are given up, and keep nobody else out', async (t) => {

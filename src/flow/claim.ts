@@ -13,7 +13,9 @@ export type Claim = {
   status: 'pending' | 'retrying'
   eventId: string
   eventType: string
-  payload: string
+  /** Null where it is too large to be part of a claim: then it is loaded when there is room for it (flow/payload.ts). */
+  payload: string | null
+  payloadBytes: number
   endpointId: string
   url: string
   /** Sealed signing secrets, newest first. */
@@ -34,6 +36,12 @@ export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 
 /** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, or gone. */
 export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[] }
 
+/**
+ * A claim's answer must come within the pool's patience however large the payloads are, or every worker would ask for the
+ * same ones again and again, and nobody would get anything. Postgres knows the length of a payload without reading it.
+ */
+const MAX_CLAIMED_BYTES = 64 * 1024
+
 type Row = {
   tenant_id: string
   delivery_id: string
@@ -43,7 +51,8 @@ type Row = {
   attempt_count: number
   event_id: string
   event_type: string
-  payload: string
+  payload: string | null
+  payload_bytes: number
   endpoint_id: string
   url: string
   signing_secret: Uint8Array
@@ -64,7 +73,10 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
   return async (asking: { kind: 'first' | 'retry'; thorough: boolean; max: number }): Promise<Claimed> => {
     const asked = Date.now()
     const rows = await pool<Row[]>`
-      select * from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
+      select tenant_id, delivery_id, retry_count, slot, status, attempt_count, earlier_attempts, event_id, event_type,
+        octet_length(payload) as payload_bytes, case when octet_length(payload) <= ${MAX_CLAIMED_BYTES} then payload end as payload,
+        endpoint_id, url, signing_secret, previous_secret, at_once, sendable, within_quota, now
+      from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
     const now = rows[0]?.now.getTime()
     // The database read its clock in between; what that allows stays as it was, so that a slow answer moves nothing.
     if (now !== undefined) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - Date.now()), now - asked)
@@ -92,6 +104,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
         eventId: row.event_id,
         eventType: row.event_type,
         payload: row.payload,
+        payloadBytes: row.payload_bytes,
         url: row.url,
         secrets: row.previous_secret ? [row.signing_secret, row.previous_secret] : [row.signing_secret],
         withinQuota: row.within_quota,

@@ -2,6 +2,7 @@ import type { Outcome, Sender } from '../egress/send.ts'
 import { madeAt } from '../ids.ts'
 import type { Log } from '../log.ts'
 import type { Claim } from './claim.ts'
+import type { WithPayload } from './payload.ts'
 import type { AttemptRecord, Recorded } from './record.ts'
 import { judge } from './retry.ts'
 import { createSigner } from './sign.ts'
@@ -9,10 +10,12 @@ import { createSigner } from './sign.ts'
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when
  * the request is over, resolves once the attempt is recorded, with what followed from it, and rejects with the signal's
- * reason when `signal` interrupts the request: then there is nothing to record, and the claim should be handed back.
+ * reason when `signal` interrupts the request, or as `withPayload` does: then there is nothing to record, and the claim
+ * should be handed back.
  */
 export function createDeliver(deps: {
   sender: Sender
+  withPayload: WithPayload
   record: (attempt: AttemptRecord) => Promise<Recorded>
   openSecret: (sealed: Uint8Array, owner: string) => string
   headerPrefix: string
@@ -20,11 +23,9 @@ export function createDeliver(deps: {
   log: Log
 }): (claim: Claim, signal: AbortSignal, answered: () => void) => Promise<Recorded> {
   const signedHeaders = createSigner(deps.headerPrefix)
-  return async function deliver(claim, signal, answered) {
-    if (!claim.withinQuota) {
-      return await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
-    }
-    const body = requestBody(claim)
+
+  async function send(claim: Claim, payload: string, signal: AbortSignal): Promise<Outcome> {
+    const body = requestBody(claim, payload)
     const headers = {
       'content-type': 'application/json',
       'user-agent': deps.userAgent,
@@ -36,7 +37,14 @@ export function createDeliver(deps: {
         secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, `${claim.tenantId}/${claim.endpointId}`)),
       }),
     }
-    const outcome = await deps.sender.send({ url: claim.url, headers, body, signal })
+    return await deps.sender.send({ url: claim.url, headers, body, signal })
+  }
+
+  return async function deliver(claim, signal, answered) {
+    if (!claim.withinQuota) {
+      return await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
+    }
+    const outcome = await deps.withPayload(claim, (payload) => send(claim, payload, signal))
     answered()
     const verdict = judge(outcome, new Date(Date.now() + claim.clockOffsetMs))
     const recorded = await deps.record({ claim, outcome, verdict })
@@ -46,9 +54,9 @@ export function createDeliver(deps: {
 }
 
 /** The same bytes at every attempt: the payload goes in as its publisher wrote it. */
-function requestBody(claim: Claim): string {
+function requestBody(claim: Claim, payload: string): string {
   const timestamp = madeAt(claim.eventId).toISOString()
-  return `{"id":"${claim.eventId}","type":"${claim.eventType}","timestamp":"${timestamp}","data":${claim.payload}}`
+  return `{"id":"${claim.eventId}","type":"${claim.eventType}","timestamp":"${timestamp}","data":${payload}}`
 }
 
 function attemptLine(claim: Claim, outcome: Outcome, { settled, nextAttemptAt }: Recorded) {

@@ -30,6 +30,8 @@ export function startDispatcher(options: {
   const backlog = { first: false, retry: false }
   /** Whether there may be some that no fetch has looked for. */
   const announced = { first: true, retry: true }
+  /** What a fetch may ask for: half as much after one that failed. It may have been too much to come in time, and would be again. */
+  const most = { first: MAX_BATCH, retry: MAX_BATCH }
   let lastLook = -POLL_MS
   const look = { first: createThoroughness(), retry: createThoroughness() }
 
@@ -45,10 +47,15 @@ export function startDispatcher(options: {
   }
 
   async function fetch(kind: Kind, room: number): Promise<void> {
-    const max = Math.min(Math.floor(room), MAX_BATCH)
+    const max = Math.min(Math.floor(room), most[kind])
     if (max <= 0) return
     announced[kind] = false
-    const found = await look[kind]((thorough) => options.fetch(kind, { max, thorough, take: () => take(kind) }))
+    const asked = look[kind]((thorough) => options.fetch(kind, { max, thorough, take: () => take(kind) }))
+    const found = await asked.catch((error: unknown) => {
+      most[kind] = Math.ceil(max / 2)
+      throw error
+    })
+    most[kind] = Math.min(2 * most[kind], MAX_BATCH)
     backlog[kind] = found >= max
   }
 

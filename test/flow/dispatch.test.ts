@@ -100,6 +100,30 @@ suite('the dispatcher', () => {
     await waitFor(() => ends.length === 6)
   })
 
+  test('asks for half as much after each fetch that fails, down to one, and for more again after each that does not', async (t) => {
+    const asked: number[] = []
+    const expected = [100, 50, 25, 13, 7, 4, 2, 1, 1, 2, 4, 8, 16, 32, 64, 100, 100]
+    const { stop, wake } = startDispatcher({
+      slots: 500,
+      log,
+      async fetch(kind, { max }) {
+        await new Promise((resolve) => setImmediate(resolve))
+        if (kind === 'retry' || asked.length === expected.length) return 0
+        asked.push(max)
+        if (asked.length <= 8) throw new Error('it took too long')
+        return max
+      },
+    })
+    t.after(stop)
+    const all = () => {
+      // After a failure it waits for the next look, or to be woken.
+      wake()
+      return asked.length === expected.length
+    }
+    await waitFor(all, { intervalMs: 5 })
+    assert.deepEqual(asked, expected)
+  })
+
   test('what a fetch found and did not keep takes no slot', async (t) => {
     const waiting = { first: 5000, retry: 0 }
     const { seen } = start(t, waiting, { keep: false })

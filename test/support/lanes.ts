@@ -3,7 +3,7 @@ import type postgres from 'postgres'
 import type { Receipt, Receiver, Reply } from './receiver.ts'
 import { waitFor } from './wait.ts'
 
-const NO_LIMITS = { rate: 0, window_seconds: 60, fanout: 100, monthly_events: 1e9, monthly_attempts: 1e9 }
+export const NO_LIMITS = { rate: 0, window_seconds: 60, fanout: 100, monthly_events: 1e9, monthly_attempts: 1e9 }
 
 /** Accepts many events at once, as a batch of requests would. */
 export async function publishMany(sql: postgres.Sql, tenantId: string, count: number, type = 'thing.happened') {

@@ -19,8 +19,11 @@ export type Proxy = {
   restore: () => Promise<void>
 }
 
-/** A TCP proxy in front of a Postgres, with which a test takes the database away and gives it back. */
-export async function startProxy(scope: Scope, databaseUrl: string): Promise<Proxy> {
+/**
+ * A TCP proxy in front of a Postgres, with which a test takes the database away and gives it back. `bytesPerMs`: what each
+ * connection gets from the database, at most.
+ */
+export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs = Infinity } = {}): Promise<Proxy> {
   const target = new URL(databaseUrl)
   const sockets = new Set<Socket>()
   const clients = new Set<Socket>()
@@ -35,6 +38,11 @@ export async function startProxy(scope: Scope, databaseUrl: string): Promise<Pro
     inside.on('data', (chunk) => {
       if (fatalText !== undefined && chunk.includes(fatalText)) void cut()
     })
+    if (bytesPerMs < Infinity)
+      outside.on('data', ({ length }) => {
+        outside.pause()
+        setTimeout(() => outside.resume(), length / bytesPerMs)
+      })
     for (const [from, to] of [
       [inside, outside],
       [outside, inside],

@@ -1,0 +1,70 @@
+import type { Pool } from '../db.ts'
+import type { Log } from '../log.ts'
+import { createRoom } from '../room.ts'
+import type { Claim } from './claim.ts'
+import { insist } from './insist.ts'
+
+/** What payloads take together that are not part of their claims, from loading until the request is over. */
+const ROOM_BYTES = 64 * 1024 * 1024
+/** Recording, holding and releasing need the pool's other connections, and a large payload may take all of its patience. */
+const LOADS_AT_ONCE = 4
+/**
+ * For room, then for one of the loads, and for trying: together, with the last try, less than what pg-boss lets a claim
+ * last beyond its attempt (queue.ts).
+ */
+const ROOM_PATIENCE_MS = 10_000
+const LOAD_PATIENCE_MS = 5000
+
+/** There was no room for the payload in time, or the database did not give it: nothing was sent. */
+export class PayloadLate extends Error {}
+
+/** Runs `work`, which makes a claim's request, with the claim's payload. */
+export type WithPayload = <Result>(claim: Claim, work: (payload: string) => Promise<Result>) => Promise<Result>
+
+/**
+ * Payloads that are too large to be part of a claim are loaded one by one, when there is room for them: first come, first
+ * served, and a tenant gets at most half of what the others leave. Throws `PayloadLate` when one does not come, and the
+ * reason of `closing` when that aborts first.
+ */
+export function createPayloads({ pool, closing, log }: { pool: Pool; closing: AbortSignal; log: Log }): WithPayload {
+  const refusal = () => new PayloadLate('no room in time')
+  const room = createRoom(ROOM_BYTES, { maxWaitMs: ROOM_PATIENCE_MS, refusal })
+  // Counted, not weighed.
+  const loads = createRoom(LOADS_AT_ONCE, { maxWaitMs: LOAD_PATIENCE_MS, refusal })
+
+  async function load(claim: Claim): Promise<string> {
+    const [row] = await unless(
+      closing,
+      pool<{ payload: string }[]>`
+        select payload from waybill.events where tenant_id = ${claim.tenantId} and event_id = ${claim.eventId}`,
+    )
+    // A delivery that is not finished keeps its event.
+    if (row === undefined) throw new Error('the event is gone')
+    return row.payload
+  }
+
+  const loadInTurn = (claim: Claim) =>
+    insist(
+      () => loads.hold(claim.tenantId, 1, () => load(claim), closing),
+      (error) => log.warn({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'payload.waiting'),
+      { forMs: LOAD_PATIENCE_MS, signal: closing },
+    ).catch((error: unknown) => {
+      closing.throwIfAborted()
+      throw error instanceof PayloadLate ? error : new PayloadLate('not loaded in time', { cause: error })
+    })
+
+  return async (claim, work) => {
+    const { payload } = claim
+    if (payload !== null) return await work(payload)
+    return await room.hold(claim.tenantId, claim.payloadBytes, async () => work(await loadInTurn(claim)), closing)
+  }
+}
+
+/** As `promise`, unless the signal aborts first: then it rejects at once, with its reason. */
+function unless<T>(signal: AbortSignal, promise: PromiseLike<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const stop = () => reject(signal.reason)
+    signal.addEventListener('abort', stop)
+    promise.then(resolve, reject).then(() => signal.removeEventListener('abort', stop))
+  })
+}

@@ -1,0 +1,119 @@
+import assert from 'node:assert/strict'
+import { createHmac } from 'node:crypto'
+import { suite, type TestContext, test } from 'node:test'
+import type postgres from 'postgres'
+import { createDatabase } from './support/database.ts'
+import { assertBooks, NO_LIMITS, settled } from './support/lanes.ts'
+import { startProxy } from './support/proxy.ts'
+import { gate, type Receipt, startReceiver } from './support/receiver.ts'
+import { createTenant, startService, type Tenant } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+/** What a worker has room for is 64 MiB, and a tenant gets half of it. */
+const LARGE = 8_000_000
+const AT_ONCE = 4
+/** Their receivers are busy for longer than tests usually let them. */
+const PATIENT = { ATTEMPT_TIMEOUT_SECONDS: '30' }
+
+/** A tenant with an endpoint, and `count` large payloads that wait for a worker. */
+async function publishLarge(t: TestContext, count: number, bytes = LARGE) {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(api)
+  const { signing_secret } = await tenant.createEndpoint(receiver.url('/large'))
+  // Compressing them takes longer than all the rest.
+  await sql`alter table waybill.events alter payload set storage external`
+  for (let n = 0; n < count; n++) await publishPadded(sql, tenant, n, bytes)
+  return { databaseUrl, sql, receiver, api, tenant, signing_secret }
+}
+
+/** Accepts an event as its publishing would; its payload is made in the database. */
+const publishPadded = (sql: postgres.Sql, { tenantId }: Tenant, n: number, bytes: number) => sql`
+  select from waybill.publish(array[${tenantId}]::text[], array['large'], array['{"n":' || ${n}::int || ',"x":"' || repeat('x', ${bytes}) || '"}'],
+    array[null]::text[], ${sql.json(NO_LIMITS)})`
+
+/** Fails unless it arrived as it was published, and is signed; answers with its number. */
+function checkPadded({ body, headers }: Receipt, bytes: number, secret: string): number {
+  const tail = Buffer.from(`,"x":"${'x'.repeat(bytes)}"}}`)
+  const head = body.subarray(0, -tail.length)
+  assert.ok(body.subarray(-tail.length).equals(tail), 'the payload is whole')
+  const signed = createHmac('sha256', Buffer.from(secret.slice('whsec_'.length), 'base64'))
+    .update(`${headers['webhook-id']}.${headers['webhook-timestamp']}.`)
+    .update(body)
+  assert.equal(headers['webhook-signature'], `v1,${signed.digest('base64')}`)
+  return Number(/"data":{"n":(\d+)$/.exec(head.toString())?.[1])
+}
+
+const jobs = (sql: postgres.Sql, state: string) =>
+  sql`select retry_count from pgboss.job where name = 'deliveries' and state = ${state}`
+
+const finished = async (sql: postgres.Sql) => {
+  await settled(sql)
+  await assertBooks(sql)
+  assert.deepEqual([...(await sql`select distinct attempt_count from waybill.deliveries`)], [{ attempt_count: 1 }])
+}
+
+suite('large payloads', { concurrency: 3 }, () => {
+  test('that take longer to read than a statement may keep nobody else waiting, and arrive whole', async (t) => {
+    const [count, bytes] = [10, LARGE / 2]
+    const { databaseUrl, sql, receiver, api, signing_secret } = await publishLarge(t, count, bytes)
+    const other = await createTenant(api)
+    await other.createEndpoint(receiver.url('/small'))
+    for (let n = 0; n < 5; n++) await other.publish()
+    // All of them at once would take 5 seconds, one takes half a second.
+    const proxy = await startProxy(t, databaseUrl, { bytesPerMs: 8000 })
+    await startService(t, { databaseUrl: proxy.url, mode: 'worker' })
+    await receiver.until(5, { path: '/small' })
+    const receipts = await receiver.until(count, { path: '/large', timeoutMs: 30_000 })
+    const numbers = receipts.map((receipt) => checkPadded(receipt, bytes, signing_secret))
+    assert.equal(new Set(numbers).size, count)
+    await finished(sql)
+  })
+
+  test('take so much memory at once and no more, and those that wait for it are handed back by a shutdown', async (t) => {
+    const count = 7
+    const { databaseUrl, sql, receiver, api } = await publishLarge(t, count)
+    const held = gate()
+    receiver.script('/large', held.reply)
+    const worker = await startService(t, { databaseUrl, mode: 'worker', env: PATIENT })
+    await receiver.until(AT_ONCE)
+    await waitFor(async () => (await jobs(sql, 'active')).length === count, { what: 'the others to be claimed' })
+    const other = await createTenant(api)
+    await other.createEndpoint(receiver.url('/other'))
+    await publishPadded(sql, other, 0, LARGE)
+    await receiver.until(1, { path: '/other' })
+    assert.equal(receiver.at('/large').length, AT_ONCE)
+
+    worker.signal('SIGTERM')
+    const handedBack = await waitFor(async () => {
+      const waiting = await jobs(sql, 'created')
+      return waiting.length === count - AT_ONCE ? waiting : null
+    })
+    assert.ok(handedBack.every(({ retry_count }) => retry_count === 0))
+    held.open()
+    assert.deepEqual(await worker.exited, { code: 0, signal: null })
+    assert.equal(receiver.at('/large').length, AT_ONCE)
+    await startService(t, { databaseUrl, mode: 'worker' })
+    await finished(sql)
+    assert.equal(receiver.at('/large').length, count)
+  })
+
+  test('that cannot be read for a while cost no attempt and no retry', async (t) => {
+    const count = 6
+    const { databaseUrl, sql, receiver } = await publishLarge(t, count)
+    const first = gate()
+    receiver.script('/large', first.reply)
+    const worker = await startService(t, { databaseUrl, mode: 'worker', env: PATIENT })
+    await receiver.until(AT_ONCE)
+    await waitFor(async () => (await jobs(sql, 'active')).length === count, { what: 'the others to be claimed' })
+    await sql.begin(async (locker) => {
+      await locker`lock table waybill.events in access exclusive mode`
+      first.open()
+      await worker.logged('payload.waiting')
+      await worker.logged('payload.late')
+    })
+    await finished(sql)
+    assert.equal(receiver.at('/large').length, count)
+  })
+})
