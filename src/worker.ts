@@ -152,7 +152,7 @@ export async function startWorker(deps: {
   /** It comes again when its endpoint has room, behind what waited for the same memory. */
   async function putOff(claim: Claim, reason: PayloadLate): Promise<void> {
     const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
-    log.warn({ ...ids, err: reason }, 'payload.late')
+    log.info({ ...ids, err: reason }, 'payload.late')
     await hold([claim], { counted: true }).catch((error: unknown) =>
       log.error({ ...ids, err: error }, 'worker.put_away_failed'),
     )

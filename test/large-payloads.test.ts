@@ -86,10 +86,11 @@ suite('large payloads', { concurrency: 3 }, () => {
     assert.equal(receiver.at('/large').length, AT_ONCE)
 
     worker.signal('SIGTERM')
-    const handedBack = await waitFor(async () => {
+    const handBack = async () => {
       const waiting = await jobs(sql, 'created')
       return waiting.length === count - AT_ONCE ? waiting : null
-    })
+    }
+    const handedBack = await waitFor(handBack, { what: 'those that wait to be handed back' })
     assert.ok(handedBack.every(({ retry_count }) => retry_count === 0))
     held.open()
     assert.deepEqual(await worker.exited, { code: 0, signal: null })
