@@ -62,14 +62,17 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
   }
 
   test('a delivery that ends every worker that attempts it is dead-lettered, and the others get through', async (t) => {
-    const { receiver, startWorker, tenant, attemptsOf, becomes } = await start(t, { RETRY_LIMIT: '1' })
+    const env = { RETRY_LIMIT: '1', ATTEMPT_TIMEOUT_SECONDS: '60' }
+    const { receiver, startWorker, tenant, attemptsOf, becomes } = await start(t, env)
     await tenant.createEndpoint(receiver.url('/fatal'), { subscribed_events: ['fatal'] })
     const [everything] = (await tenant.call('GET', '/v1/endpoints')).body.data.filter(
       ({ url }: { url: string }) => url === receiver.url('/hook'),
     )
     await tenant.call('PATCH', `/v1/endpoints/${everything.endpoint_id}`, { body: { subscribed_events: ['harmless'] } })
     let worker: Awaited<ReturnType<typeof startWorker>>
+    let mayKill = Promise.resolve()
     receiver.script('/fatal', async () => {
+      await mayKill
       await worker.kill()
       return 200
     })
@@ -78,9 +81,12 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     for (const times of [1, 2]) {
       await receiver.until(times, { path: '/fatal', timeoutMs: 30_000 })
       await worker.exited
+      const harmlessIsDelivered = Promise.withResolvers<void>()
+      mayKill = harmlessIsDelivered.promise
       worker = await startWorker()
       const harmless = await tenant.publish('harmless')
       await becomes(harmless.delivery_ids[0]!, 'delivered')
+      harmlessIsDelivered.resolve()
     }
     const dead = await becomes(id, 'dead_lettered')
     assert.deepEqual([dead.dead_letter_reason, dead.attempt_count], ['worker_lost', 2])
