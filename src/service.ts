@@ -26,7 +26,7 @@ export type Service = { port: number }
 const API_CONNECTIONS = 10
 const WORKER_CONNECTIONS = 4
 /** For lists and sums. A request may have waited a second before (http/room.ts), and has 4 in all (http/deadline.ts). */
-const READS = { max: 4, patienceMs: 2500, reads: true }
+const READS = { max: 8, patienceMs: 2500, reads: true }
 /** For what goes through whole tables: it may take as long as this, and keeps nobody's connection meanwhile. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
 /** For retention, which counts a day at a time: what a large one takes on a slow disk, or it would be kept for good. */
