@@ -126,7 +126,8 @@ export function requests(ids: Record<string, string[]>): fc.Arbitrary<FuzzReques
           { weight: 1, arbitrary: fc.uuid() },
           { weight: 1, arbitrary: anyText },
         )
-        .map((id) => template.replace(/\{\w+\}/, () => encodeURIComponent(id.toWellFormed()) || '-'))
+        // Nothing, `.` and `..` would make another path of it.
+        .map((id) => template.replace(/\{\w+\}/, () => encodeURIComponent(id.toWellFormed()).replace(/^\.{0,2}$/, '-')))
       const query = fc.record(
         Object.fromEntries(
           parameters
