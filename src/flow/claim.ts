@@ -65,8 +65,8 @@ type Row = {
 }
 
 /**
- * The returned function claims at most `max` due jobs, first attempts or retries, and reads what they need. `thorough`: also what has come back to
- * a place in the queue that claiming has left behind (waybill.claim).
+ * The returned function claims at most `max` due jobs, first attempts or retries, and reads what they need. `thorough`: also
+ * what has come back to a place in the queue that claiming has left behind (waybill.claim).
  */
 export function createClaim(pool: Pool, monthlyAttempts: number) {
   let clockOffsetMs = 0

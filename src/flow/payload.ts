@@ -8,10 +8,7 @@ import { insist } from './insist.ts'
 const ROOM_BYTES = 64 * 1024 * 1024
 /** Recording, holding and releasing need the pool's other connections, and a large payload may take all of its patience. */
 const LOADS_AT_ONCE = 4
-/**
- * For room, then for one of the loads, and for trying: together, with the last try, less than what pg-boss lets a claim
- * last beyond its attempt (queue.ts).
- */
+/** For room, then for one of the loads, and for trying: what waits keeps a slot, which others could use. */
 const ROOM_PATIENCE_MS = 10_000
 const LOAD_PATIENCE_MS = 5000
 
