@@ -1,0 +1,30 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { assertBooks, publishMany, settled } from './support/lanes.ts'
+import { startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
+
+const SLOTS = 40
+
+test('while attempts cannot be recorded, no more are made than there are slots, and none is lost', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(api)
+  await tenant.createEndpoint(receiver.url('/hook'))
+  await publishMany(sql, tenant.tenantId, 5 * SLOTS)
+  await sql.begin(async (lock) => {
+    await lock`lock table waybill.attempts in access exclusive mode`
+    await startService(t, { databaseUrl, mode: 'worker', env: { WORKER_CONCURRENCY: String(SLOTS) } })
+    await receiver.until(SLOTS)
+    // Twice as long as an idle worker takes to look again.
+    await new Promise((resolve) => setTimeout(resolve, 1000))
+    assert.equal(receiver.receipts.length, SLOTS)
+  })
+  await settled(sql)
+  const ids = new Set(receiver.receipts.map(({ headers }) => headers['service-delivery-id']))
+  assert.equal(receiver.receipts.length, 5 * SLOTS)
+  assert.equal(ids.size, 5 * SLOTS, 'each was sent once')
+  await assertBooks(sql)
+})
