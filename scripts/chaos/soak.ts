@@ -5,6 +5,7 @@ import {
   type Memory,
   risePerHour,
   startBacklog,
+  warmUp,
   watchJobs,
   watchProcess,
 } from './drift.ts'
@@ -19,6 +20,8 @@ const MOST_MIB_PER_HOUR = 2
 /** What a pool may have opened since, and keeps for some minutes; one for each fault would be three times as many. */
 const MOST_FILES_MORE = 5
 const MINUTES = 30
+/** Before the half hour. */
+const WARM_UP_EVENTS = 20_000
 /** The first of so many: caches, pools and pages fill up to what the load takes, and V8 compiles what runs now and then. */
 const WARM_UP = 1 / 2
 const FAULT_EVERY_MS = 60_000
@@ -34,6 +37,7 @@ const soaked: Experiment = {
     const release = await startBacklog(world, RATE * 2.5 * 60)
     const [api] = world.fleet.running('api')
     const [survivor] = await Promise.all([world.fleet.start('worker'), world.fleet.start('worker')])
+    await warmUp(world, world.quick ? 1000 : WARM_UP_EVENTS)
     const watches = [watchProcess(world, api!), watchProcess(world, survivor)]
     const table = watchJobs(world)
     const load = world.load({ rate: RATE })
