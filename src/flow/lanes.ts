@@ -99,7 +99,7 @@ export function createLanes({
 
   /** Counted anew every millisecond, and kept up in between. */
   function countStuck(now: number): void {
-    if (stuck.at === now) return
+    if (now - stuck.at < 1) return
     stuck = { at: now, count: 0, byTenant: new Map() }
     for (const lane of lanes.values()) addStuck(lane, stuckIn(lane, now))
   }
@@ -141,7 +141,7 @@ export function createLanes({
       if (lane.arriving.count > 0) lane.arriving.count--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       if (!isQuick && spareOf(claim.tenantId, now) <= 0) return 'full'
-      const limit = claim.atOnce ?? limitOf(lane, now)
+      const limit = Math.min(cap, claim.atOnce ?? limitOf(lane, now))
       if (lane.started.size < limit) {
         // A paced one is not under way before its slot.
         lane.started.set(claim, Math.max(now, claim.startAt ?? 0))

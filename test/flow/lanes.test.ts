@@ -148,6 +148,12 @@ suite('lanes', () => {
     assert.equal(lanes.isRoomy('e'), true)
   })
 
+  test('an endpoint that recovers gets no more at once than any other', () => {
+    const lanes = createLanes({ cap: 1, slots: SLOTS })
+    assert.equal(lanes.admit(claimOf('e', { atOnce: 2 })), 'start')
+    assert.notEqual(lanes.admit(claimOf('e', { atOnce: 2 })), 'start')
+  })
+
   test('on shutdown all that waits is given back', () => {
     const { lanes, admit } = setUp()
     const { wait } = admit('e', 70)
