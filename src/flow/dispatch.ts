@@ -33,6 +33,7 @@ export function startDispatcher(options: {
   /** What a fetch may ask for: half as much after one that failed. It may have been too much to come in time, and would be again. */
   const most = { first: MAX_BATCH, retry: MAX_BATCH }
   let lastLook = -POLL_MS
+  let looks = 0
   const look = { first: createThoroughness(), retry: createThoroughness() }
 
   function take(kind: Kind): () => void {
@@ -67,10 +68,15 @@ export function startDispatcher(options: {
     if (free() < MAX_BATCH / 2 && (backlog.first || backlog.retry))
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
     const mustLook = performance.now() - lastLook >= POLL_MS
-    if (mustLook) lastLook = performance.now()
+    if (mustLook) {
+      lastLook = performance.now()
+      looks++
+    }
     if (announced.first || backlog.first || mustLook) {
       const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
-      await fetch('first', free() - Math.max(share, mustLook ? 1 : 0))
+      // A single slot is for the one and the other by turns.
+      const forLook = mustLook && (slots > 1 || looks % 2 === 0) ? 1 : 0
+      await fetch('first', free() - Math.max(share, forLook))
     }
     if (announced.retry || backlog.retry || mustLook) await fetch('retry', freeForRetries())
     return (backlog.first && free() > 0) || (backlog.retry && freeForRetries() > 0)

@@ -124,6 +124,23 @@ suite('the dispatcher', () => {
     assert.deepEqual(asked, expected)
   })
 
+  test('a single slot finds first attempts that nobody has announced, and retries behind a backlog of first ones', async (t) => {
+    const waiting = { first: 0, retry: 0 }
+    const { ends, end, inHand } = start(t, waiting, { slots: 1 })
+    // What it was told at its start is looked for by then.
+    await new Promise((resolve) => setTimeout(resolve, 100))
+    waiting.first = 1
+    await waitFor(() => inHand('first') === 1, { timeoutMs: 3000 })
+    waiting.first = 100_000
+    waiting.retry = 1
+    const gotRetry = () => {
+      const found = inHand('retry') === 1
+      if (!found) end(ends.length)
+      return found
+    }
+    await waitFor(gotRetry, { timeoutMs: 5000, intervalMs: 5 })
+  })
+
   test('what a fetch found and did not keep takes no slot', async (t) => {
     const waiting = { first: 5000, retry: 0 }
     const { seen } = start(t, waiting, { keep: false })
