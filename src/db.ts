@@ -119,6 +119,19 @@ const RETRYABLE = new Set(['40P01', '40001', '55P03'])
 /** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization, lock_timeout). */
 export const isRetryable = (error: unknown) => error instanceof postgres.PostgresError && RETRYABLE.has(error.code)
 
+const MOST_TRIES = 3
+
+/** Runs a transaction, and up to three times in all where Postgres gives it up because of others. */
+export async function transact<Result>(pool: Pool, work: (sql: Db) => Promise<Result>): Promise<Result> {
+  for (let tries = 1; ; tries++) {
+    try {
+      return (await pool.begin(work)) as Result
+    } catch (error) {
+      if (!isRetryable(error) || tries === MOST_TRIES) throw error
+    }
+  }
+}
+
 /** Whether a statement was cancelled because it took longer than its pool's patience. */
 export const isTooSlow = (error: unknown) => error instanceof postgres.PostgresError && error.code === '57014'
 

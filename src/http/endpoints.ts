@@ -1,4 +1,4 @@
-import type { Db, Pool } from '../db.ts'
+import { type Db, type Pool, transact } from '../db.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
 import { madeAt, UUID } from '../ids.ts'
@@ -108,7 +108,8 @@ export function mountEndpoints(
   mount.tenant(route.patch, { action: 'endpoints:write' }, async (c, tenant, { params, body }) => {
     const target = endpointId(params)
     const changes = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined))
-    const row = await pool.begin(async (sql) => {
+    // Recording locks an endpoint's counters before the endpoint: the two can meet crosswise.
+    const row = await transact(pool, async (sql) => {
       const [before] = await sql<{ is_active: boolean; url: string; failing: boolean }[]>`
         select p.is_active, p.url, coalesce(s.failure_streak > 0, false) as failing
         from waybill.endpoints p left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
