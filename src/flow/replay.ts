@@ -72,6 +72,8 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
   if (hurried.length > 0) {
     await sql`update waybill.deliveries set next_attempt_at = now(), updated_at = now() where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`
     await sql`select pg_notify('waybill_due', 'retry')`
+    // Nobody sends it to an endpoint that fails: it is held as soon as it is claimed, and may be the next probe.
+    if (delivery.hold) await probeNow(sql, tenantId, delivery.endpoint_id)
   }
   // A job that failed for good would swallow the new one of the same id.
   await sql`delete from pgboss.job where name = ${DELIVERIES} and id = ${deliveryId} and state > 'active'`
