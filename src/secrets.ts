@@ -5,10 +5,13 @@ const KEY_ID_BYTES = 4
 const IV_BYTES = 12
 const TAG_BYTES = 16
 
+/** A secret was sealed with a key that is not at hand. */
+export class MissingKey extends Error {}
+
 export type SecretBox = {
   /** Encrypts with the first key. `owner` binds the result to its row: moved to another, it does not decrypt. */
   seal(secret: string, owner: string): Buffer
-  /** Throws when no key fits, or when the bytes are not what was sealed for `owner`. */
+  /** Throws `MissingKey` when no key fits, and an error when the bytes are not what was sealed for `owner`. */
   open(sealed: Uint8Array, owner: string): string
   /** Ids (hex) of the keys at hand: the first bytes of what `seal` returns say which one is needed. */
   keyIds: string[]
@@ -36,7 +39,7 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
       const bytes = Buffer.from(sealed)
       const keyId = bytes.subarray(0, KEY_ID_BYTES).toString('hex')
       const key = byId.get(keyId)
-      if (key === undefined) throw new Error(`no encryption key with id ${keyId}`)
+      if (key === undefined) throw new MissingKey(`no encryption key with id ${keyId}`)
       const iv = bytes.subarray(KEY_ID_BYTES, KEY_ID_BYTES + IV_BYTES)
       const decipher = createDecipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
       decipher.setAAD(Buffer.from(owner)).setAuthTag(bytes.subarray(-TAG_BYTES))

@@ -18,13 +18,14 @@ import { startReleaser } from './flow/release.ts'
 import { startTakingBack } from './flow/take-back.ts'
 import type { Log } from './log.ts'
 import { bossDb, DELIVERIES } from './queue.ts'
-import { cacheOpened, type SecretBox } from './secrets.ts'
+import { cacheOpened, MissingKey, type SecretBox } from './secrets.ts'
 
 /** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not cost it. */
 const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
 const MOST_CHORES = 2
+const WITHOUT_KEY_MS = 1000
 /** Opening a connection takes as long as several requests: what arrives meanwhile gets its turn in between. */
 const STARTS_A_TURN = 5
 
@@ -97,6 +98,7 @@ export async function startWorker(deps: {
     } catch (error) {
       if (error === SHUTTING_DOWN) await handBack([claim])
       else if (error instanceof PayloadLate) await putOff(claim, error)
+      else if (error instanceof MissingKey) await leaveToOthers(claim, error)
       // Ours to mend, not the receiver's fault: the claim lapses and the delivery is tried again.
       else log.error({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'delivery.failed')
     }
@@ -149,13 +151,22 @@ export async function startWorker(deps: {
     ).finally(() => letGo(held))
   }
 
-  /** It comes again when its endpoint has room, behind what waited for the same memory. */
-  async function putOff(claim: Claim, reason: PayloadLate): Promise<void> {
+  /** It comes again when its endpoint has room, behind what waited for the same. */
+  async function putOff(claim: Claim, reason: PayloadLate | MissingKey): Promise<void> {
     const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
-    log.info({ ...ids, err: reason }, 'payload.late')
+    log.warn({ ...ids, err: reason }, 'delivery.put_off')
     await hold([claim], { counted: true }).catch((error: unknown) =>
       log.error({ ...ids, err: error }, 'worker.put_away_failed'),
     )
+  }
+
+  /**
+   * While ENCRYPTION_KEY is being changed, others may have the key that this process was started without. The delivery is not
+   * to blame, so it costs no attempt; it keeps its slot for a moment, or it would go in and out of the queue all the time.
+   */
+  async function leaveToOthers(claim: Claim, reason: MissingKey): Promise<void> {
+    await until(performance.now() + WITHOUT_KEY_MS, closing.signal).catch(() => {})
+    await putOff(claim, reason)
   }
 
   /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */

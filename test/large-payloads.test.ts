@@ -112,7 +112,7 @@ suite('large payloads', { concurrency: 3 }, () => {
       await locker`lock table waybill.events in access exclusive mode`
       first.open()
       await worker.logged('payload.waiting')
-      await worker.logged('payload.late')
+      await worker.logged('delivery.put_off')
     })
     await finished(sql)
     assert.equal(receiver.at('/large').length, count)

@@ -3,6 +3,7 @@ import { readFile } from 'node:fs/promises'
 import { suite, test } from 'node:test'
 import { createDatabase, PASSWORD } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
+import { assertBooks, settled } from './support/lanes.ts'
 import { startProxy } from './support/proxy.ts'
 import { startReceiver } from './support/receiver.ts'
 import {
@@ -160,6 +161,25 @@ suite('starting', { concurrency: 3 }, () => {
     await tenant.createEndpoint(receiver.url())
     await tenant.publish()
     await receiver.until(1)
+  })
+
+  test('a worker that was started before the key was changed leaves what it cannot sign to others, and spends no attempt', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    const newKey = Buffer.alloc(32, 9).toString('base64')
+    const old = await startService(t, { databaseUrl, mode: 'worker' })
+    const env = { ENCRYPTION_KEY: `${newKey},${ENCRYPTION_KEY}` }
+    const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api', env }))
+    await tenant.createEndpoint(receiver.url())
+    await tenant.publish()
+    await old.logged('delivery.put_off')
+    await waitFor(async () => (await sql`select from waybill.deliveries where held`).length === 1, { what: 'a hold' })
+    await startService(t, { databaseUrl, mode: 'worker', env })
+    await receiver.until(1)
+    await settled(sql)
+    await assertBooks(sql)
+    const deliveries = await sql`select status, attempt_count from waybill.deliveries`
+    assert.deepEqual([...deliveries], [{ status: 'delivered', attempt_count: 1 }])
   })
 
   test('a key that only a rotated secret needs is needed until that has expired', async (t) => {
