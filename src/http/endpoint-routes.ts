@@ -167,7 +167,7 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     tags: ['Endpoints'],
     summary: 'Rotate the signing secret',
     description:
-      'Until `previous_secret_expires_at` requests carry two signatures, of the new and of the old secret; those that a worker had in hand, for up to two seconds, that of the old alone.',
+      'Until `previous_secret_expires_at` requests carry two signatures, of the new and of the old secret; those that a worker had in hand, for up to two seconds, that of the old alone. Two secrets sign at most: rotating again within that time, also because the answer got lost, ends the older one at once.',
     security,
     request: { params: endpointPath },
     responses: {
