@@ -414,3 +414,46 @@ test('what is replayed while its day goes is kept, elsewhere, or gone with it', 
   assert.equal(deleted, 2 * (made.length - kept.length))
   assert.deepEqual(await count(), { pending: kept.length + 6, retrying: 0, delivered: 0, held: 6 })
 })
+
+test('a day that is read for long, as by a dump, loses its rows, is told of, and keeps nothing else from being deleted', async (t) => {
+  const { sql, service, tenant, makeEndpoint, off, daysLeft, count } = await startOld(t)
+  const done = await makeEndpoint('/done')
+  const days: string[] = []
+  for (const ago of [41, 40, 39]) days.push(await makeDay(sql, ago))
+  for (const ago of [41, 40, 50])
+    await makeOld(sql, tenant.tenantId, { ago, status: 'delivered', endpoints: [done], count: 300, attempts: 1 })
+  await makeOld(sql, tenant.tenantId, { ago: 40, status: 'pending', endpoints: [off] })
+  await sql`
+    insert into waybill.idempotency_keys (tenant_id, key, event_id)
+    select tenant_id, event_id::text, event_id from waybill.events where event_type = 'old'`
+  // Put aside by a run that died, and read since.
+  const aside = days.at(-1)
+  for (const kind of KINDS) await sql.unsafe(`alter table waybill.${kind} detach partition waybill.${kind}_${aside}`)
+  const run = async () => {
+    const { status, body } = await service.call('POST', '/v1/admin/retention/run', {
+      key: ADMIN_KEY,
+      body: { apply: true },
+    })
+    return [status, body.events, body.deliveries, body.attempts, body.idempotency_keys]
+  }
+  const told = () => service.logs.filter(({ msg }) => msg === 'retention.day_in_use')
+
+  const reader = await sql.reserve()
+  await reader`begin`
+  for (const name of [...KINDS, `deliveries_${aside}`])
+    await reader.unsafe(`lock table waybill.${name} in access share mode`)
+  assert.deepEqual(await run(), [200, 900, 900, 900, 900])
+  assert.deepEqual(
+    told().map(({ level, day }) => [level, day]),
+    days.map((day) => ['warn', day]),
+  )
+  assert.deepEqual(await daysLeft(...days), days)
+  assert.deepEqual(await count(), { pending: 1, retrying: 0, delivered: 0, held: 1 })
+
+  await reader`rollback`
+  reader.release()
+  assert.deepEqual(await run(), [200, 0, 0, 0, 0])
+  assert.deepEqual(await daysLeft(...days), [])
+  assert.equal(told().length, 3)
+  assert.deepEqual(await count(), { pending: 1, retrying: 0, delivered: 0, held: 1 })
+})

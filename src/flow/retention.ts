@@ -29,8 +29,8 @@ const RETRY_MS = 500
 /**
  * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days, or with
  * `apply: false` counts them. Days are counted and then dropped as a whole; what is still live of them moves to the default
- * partitions first. A day with too much of that loses only what belongs to finished events, row by row. Safe to run twice
- * at once.
+ * partitions first. A day with too much of that, or in use for long (a dump reads every table to its end), loses only what
+ * belongs to finished events, row by row. Safe to run twice at once.
  */
 export async function runRetention(
   pool: Pool,
@@ -41,8 +41,22 @@ export async function runRetention(
     Math.floor(((clock as { now: Date }).now.getTime() - options.days * DAY_MS) / DAY_MS) * DAY_MS,
   )
   const total = { ...NONE }
+  let tries = MOST_TRIES
+  async function deleteDay(day: string): Promise<Counts> {
+    try {
+      const counts = await dropDay(pool, day, tries)
+      tries = MOST_TRIES
+      return counts
+    } catch (error) {
+      if (!isRetryable(error)) throw error
+      options.log.warn({ err: error, day }, 'retention.day_in_use')
+      // Whoever is in the way of one day is in the way of the next, most likely, and everybody waits at each try.
+      tries = 1
+      return await pruneRows(pool, day, null, true)
+    }
+  }
   for (const day of await daysBefore(pool, cutoff)) {
-    const counts = options.apply ? await dropDay(pool, day) : await countDay(pool, day)
+    const counts = options.apply ? await deleteDay(day) : await countDay(pool, day)
     for (const kind of KINDS) total[kind] += counts[kind]
   }
   const leftovers = await pruneRows(pool, 'default', cutoff, options.apply)
@@ -88,21 +102,24 @@ async function countRows(sql: Db, day: string): Promise<Counts> {
 /**
  * Drops one day of all three tables, or prunes it when much in it is live. In two steps: it is put aside, for which
  * everybody waits a moment, and then counted and dropped, which takes long and holds up nobody. A day that was only put
- * aside, because the process ended, is found by the next run.
+ * aside, because the process ended or it is still read, is found by the next run. Throws a retryable error when others do
+ * not let go of it.
  */
-async function dropDay(pool: Pool, day: string): Promise<Counts> {
+async function dropDay(pool: Pool, day: string, mostTries: number): Promise<Counts> {
+  if (!(await putAsideInTurn(pool, day, mostTries))) return await pruneRows(pool, day, null, true)
+  return await pool.begin((sql) => dropAside(sql, day))
+}
+
+async function putAsideInTurn(pool: Pool, day: string, mostTries: number): Promise<boolean> {
   for (let tries = 1; ; tries++) {
     try {
       const began = performance.now()
       const isAside = await pool.begin((sql) => putAside(sql, day))
-      const tookMs = performance.now() - began
-      if (!isAside) return await pruneRows(pool, day, null, true)
-      const counts = await pool.begin((sql) => dropAside(sql, day))
       // There may be many such days, and everybody waited for this one.
-      await sleep(REST * tookMs)
-      return counts
+      await sleep(REST * (performance.now() - began))
+      return isAside
     } catch (error) {
-      if (!isRetryable(error) || tries === MOST_TRIES) throw error
+      if (!isRetryable(error) || tries === mostTries) throw error
       await sleep(Math.random() * RETRY_MS)
     }
   }
@@ -142,6 +159,8 @@ async function dropAside(sql: Db, day: string): Promise<Counts> {
   const counts = await countRows(sql, day)
   const finished = await sql<Finished[]>`
     select tenant_id, endpoint_id, status, count(*)::int as n from ${table(sql, 'deliveries', day)} group by 1, 2, 3`
+  // Nobody waits behind this one, and autovacuum gives way after a second.
+  await sql`set local lock_timeout = '5s'`
   for (const kind of KINDS) await sql`drop table ${table(sql, kind, day)}`
   await forget(sql, finished)
   return counts
