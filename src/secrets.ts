@@ -54,7 +54,7 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
 export function cacheOpened(box: SecretBox): (sealed: Uint8Array, owner: string) => string {
   const opened = new LRUCache<string, string>({ max: 10_000 })
   return (sealed, owner) => {
-    const key = Buffer.from(sealed).toString('latin1')
+    const key = `${owner} ${Buffer.from(sealed).toString('latin1')}`
     const known = opened.get(key)
     if (known !== undefined) return known
     const secret = box.open(sealed, owner)

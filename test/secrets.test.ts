@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test } from 'node:test'
-import { createSecretBox, hashApiKey, makeApiKey, makeSigningSecret } from '../src/secrets.ts'
+import { cacheOpened, createSecretBox, hashApiKey, makeApiKey, makeSigningSecret } from '../src/secrets.ts'
 
 const OWNER = 'tenant/endpoint'
 
@@ -21,6 +21,21 @@ test('sealing twice gives different bytes', () => {
 test('a sealed secret that was moved to another owner does not open', () => {
   const box = createSecretBox([randomBytes(32)])
   assert.throws(() => box.open(box.seal('whsec_a', OWNER), 'tenant/other'))
+})
+
+test('nor does it after it was opened where it belongs, which is remembered', () => {
+  const box = createSecretBox([randomBytes(32)])
+  let count = 0
+  const open = cacheOpened({
+    ...box,
+    open(...asked) {
+      count++
+      return box.open(...asked)
+    },
+  })
+  const sealed = box.seal('whsec_a', OWNER)
+  assert.deepEqual([open(sealed, OWNER), open(sealed, OWNER), count], ['whsec_a', 'whsec_a', 1])
+  assert.throws(() => open(sealed, 'tenant/other'))
 })
 
 test('a sealed secret of which any byte was changed does not open', () => {
