@@ -130,7 +130,7 @@ export class ConfigError extends Error {
   }
 }
 
-/** The configuration as it may be logged: keys masked, the database's password taken out. */
+/** The configuration as it may be logged: keys and passwords masked, and the proxy's user, which may be a token. */
 export function maskConfig(config: Config): Record<string, unknown> {
   const masked: Record<string, unknown> = { ...config, EGRESS_ALLOW: config.EGRESS_ALLOW.map((range) => range.text) }
   for (const name of ['ADMIN_API_KEY', 'ENCRYPTION_KEY']) if (masked[name] !== undefined) masked[name] = '***'
@@ -139,6 +139,7 @@ export function maskConfig(config: Config): Record<string, unknown> {
     if (value === undefined) continue
     const url = new URL(value)
     if (url.password) url.password = '***'
+    if (url.username && name === 'EGRESS_PROXY_URL') url.username = '***'
     for (const parameter of url.searchParams.keys())
       if (/pass|key/i.test(parameter)) url.searchParams.set(parameter, '***')
     masked[name] = url.href

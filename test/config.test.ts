@@ -141,10 +141,16 @@ test('what is logged of the configuration holds no key and no password', () => {
     DATABASE_URL: 'postgres://user:hunter2@db.internal:5432/waybill?sslpassword=hunter3&application_name=x',
     ADMIN_API_KEY: 'admin-key-hunter4',
     EGRESS_ALLOW: '127.0.0.0/8',
+    EGRESS_PROXY_URL: 'http://hunter5:hunter6@proxy.internal:3128',
   })
   const text = JSON.stringify(maskConfig(config))
   assert.doesNotMatch(text, /hunter/)
   assert.ok(!text.includes(KEY))
-  assert.match(text, /db\.internal/)
+  assert.match(text, /user:\*\*\*@db\.internal/)
+  assert.match(text, /\*\*\*@proxy\.internal/)
+  const { EGRESS_PROXY_URL } = maskConfig(
+    readConfig({ ...OWN, EGRESS_PROXY_URL: 'http://hunter7@proxy.internal:3128' }),
+  )
+  assert.equal(EGRESS_PROXY_URL, 'http://***@proxy.internal:3128/')
   assert.match(text, /127\.0\.0\.0\/8/)
 })
