@@ -8,7 +8,7 @@ import { PASSWORD, SERVER_URL, TEMPLATE } from './support/database.ts'
 import { makeDirectory, removeDirectory, sweepDirectories } from './support/directory.ts'
 
 /** What a start of the service would install anyway; every service that a test starts sets its own. */
-const QUEUE = { attemptTimeoutSeconds: 15, retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
+const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
 const NOTHING_MUST_LAST = ['fsync=off', 'full_page_writes=off', 'synchronous_commit=off']
 const SETTINGS = [
   ...NOTHING_MUST_LAST,

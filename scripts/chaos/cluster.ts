@@ -22,7 +22,7 @@ const SETTINGS = [
   'autovacuum_naptime=10s',
 ]
 /** What a start of the service would install anyway; every service that is started sets its own. */
-const QUEUE = { attemptTimeoutSeconds: 15, retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
+const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
 
 export type Server = {
   /** Where its data is. */
