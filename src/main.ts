@@ -51,7 +51,7 @@ async function main(): Promise<void> {
     if (!stopped.begun()) {
       if (error instanceof ConfigError) throw error
       log.fatal({ err: error }, 'service.failed')
-      await releasers.releaseAll(log)
+      await releasers.releaseAll(log, config.SHUTDOWN_GRACE_SECONDS * 1000)
       process.exit(1)
     }
   }
@@ -112,8 +112,9 @@ function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
     }
     begun = true
     log.info({ signal, grace_seconds: config.SHUTDOWN_GRACE_SECONDS }, 'service.stopping')
-    setTimeout(() => process.exit(1), config.SHUTDOWN_GRACE_SECONDS * 1000 + FORCE_MS).unref()
-    void releasers.releaseAll(log).then(() => {
+    const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
+    setTimeout(() => process.exit(1), graceMs + FORCE_MS).unref()
+    void releasers.releaseAll(log, graceMs).then(() => {
       log.info('service.stopped')
       process.exit(hurry.signal.aborted ? 1 : 0)
     })

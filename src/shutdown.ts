@@ -1,4 +1,10 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { Log } from './log.ts'
+
+/** What there is after the grace to hand back what was interrupted. */
+export const LAST_WORDS_MS = 1000
+/** What each thing that is still to be closed gets after that: a database that is away lets no connection end in order. */
+const LAST_MOMENT_MS = 500
 
 export interface Releasers {
   /**
@@ -6,8 +12,11 @@ export interface Releasers {
    * close before its turn, beside the first.
    */
   add(name: string, close: () => Promise<unknown> | unknown, options?: { atOnce: boolean }): void
-  /** Closes everything, last opened first, each awaited; a failing closer is logged and does not stop the others. */
-  releaseAll(log: Log): Promise<void>
+  /**
+   * Closes everything, last opened first, each awaited while the grace lasts; a closer that fails, or takes longer, is logged
+   * and does not stop the others.
+   */
+  releaseAll(log: Log, graceMs: number): Promise<void>
 }
 
 /** Keeps what was opened, so that it can be closed in reverse order, whether the start succeeded or not. */
@@ -27,10 +36,13 @@ export function createReleasers(): Releasers {
     add(name, close, { atOnce } = { atOnce: false }) {
       opened.push({ name, close, atOnce })
     },
-    async releaseAll(log) {
+    async releaseAll(log, graceMs) {
+      const over = sleep(graceMs + LAST_WORDS_MS)
       const begun = new Map(opened.filter(({ atOnce }) => atOnce).map((one) => [one, release(one, log)]))
       for (let last = opened.pop(); last !== undefined; last = opened.pop()) {
-        await (begun.get(last) ?? release(last, log))
+        const closed = begun.get(last) ?? release(last, log)
+        const isLate = await Promise.race([closed, over.then(() => sleep(LAST_MOMENT_MS, true))])
+        if (isLate) log.warn({ part: last.name }, 'shutdown.not_awaited')
       }
     },
   }

@@ -19,6 +19,7 @@ import { startTakingBack } from './flow/take-back.ts'
 import type { Log } from './log.ts'
 import { bossDb, DELIVERIES } from './queue.ts'
 import { cacheOpened, MissingKey, type SecretBox } from './secrets.ts'
+import { LAST_WORDS_MS } from './shutdown.ts'
 
 /** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not cost it. */
 const TOUCH_MS = 3000
@@ -34,8 +35,9 @@ const SHUTTING_DOWN = new Error('the worker is shutting down')
 
 export type Worker = {
   /**
-   * Stops claiming at once, waits up to `graceMs` for what is in flight, then interrupts the rest and hands it back. May be
-   * called again, with less.
+   * Stops claiming at once, waits up to `graceMs` for what is in flight, then interrupts the rest and hands it back. Resolves
+   * a second later at the latest: what the database did not take by then lapses, and is sent again. May be called again,
+   * with less.
    */
   stop(graceMs: number): Promise<void>
 }
@@ -133,13 +135,14 @@ export async function startWorker(deps: {
    * does not answer, the claims lapse instead.
    */
   async function handBack(given: Claim[]): Promise<void> {
-    letGo(given)
+    freeSlots(given)
     if (given.length === 0) return
     try {
       await unclaim(pool, given)
     } catch (error) {
       log.error({ err: error, deliveries: given.length }, 'worker.hand_back_failed')
     }
+    letGo(given)
   }
 
   /** They stay in hand until they are held: claims that lapse count as attempts whose worker was lost. */
@@ -237,16 +240,27 @@ export async function startWorker(deps: {
   )
   const held = await pool.listen('waybill_held', () => releaser.wake(), releaser.wake)
 
+  async function finish(): Promise<void> {
+    await Promise.all([deliveries, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))
+    closing.abort(SHUTTING_DOWN)
+    await handBack(lanes.takeWaiting())
+    while (attempts.size + chores.size > 0) await Promise.all([...attempts, ...chores])
+    await Promise.all([due.unlisten(), held.unlisten()])
+  }
+
   return {
     async stop(graceMs) {
-      await Promise.all([deliveries, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))
-      closing.abort(SHUTTING_DOWN)
-      await handBack(lanes.takeWaiting())
-      const timer = setTimeout(() => interrupt.abort(SHUTTING_DOWN), graceMs)
-      while (attempts.size + chores.size > 0) await Promise.all([...attempts, ...chores])
-      clearTimeout(timer)
+      const { promise: tooLate, resolve: giveUp } = Promise.withResolvers<void>()
+      const timers = [
+        setTimeout(() => interrupt.abort(SHUTTING_DOWN), graceMs),
+        setTimeout(() => {
+          log.warn({ deliveries: inHand.size }, 'worker.gave_up')
+          giveUp()
+        }, graceMs + LAST_WORDS_MS),
+      ]
+      await Promise.race([finish(), tooLate])
+      for (const timer of timers) clearTimeout(timer)
       clearInterval(touching)
-      await Promise.all([due.unlisten(), held.unlisten()])
     },
   }
 }

@@ -5,7 +5,8 @@ import { connect } from 'node:net'
 import { suite, type TestContext, test } from 'node:test'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
-import { startReceiver } from './support/receiver.ts'
+import { startProxy } from './support/proxy.ts'
+import { gate, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService, testEnvironment } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -69,6 +70,58 @@ suite('SIGTERM', { concurrency: 2 }, () => {
     await locking
     await isCut
     assert.deepEqual(exit, { code: 0, signal: null })
+  })
+
+  for (const [how, away] of [
+    ['cut', 'refuses connections'],
+    ['freeze', 'does not answer'],
+  ] as const) {
+    test(`ends with 0 soon after the grace while the database ${away}, and what was not recorded is sent again`, async (t) => {
+      const { url: databaseUrl } = await createDatabase(t)
+      const proxy = await startProxy(t, databaseUrl)
+      const receiver = await startReceiver(t)
+      const service = await startService(t, { databaseUrl: proxy.url, env: { SHUTDOWN_GRACE_SECONDS: '3' } })
+      const tenant = await createTenant(service)
+      await tenant.createEndpoint(receiver.url('/hook'))
+      const { reply, open } = gate(200)
+      receiver.script('/hook', reply)
+      const { delivery_ids } = await tenant.publish()
+      await receiver.until(1)
+      await proxy[how]()
+      open()
+      await service.logged('record.waiting')
+      const began = Date.now()
+      assert.deepEqual(await service.stop(), { code: 0, signal: null })
+      const tookMs = Date.now() - began
+      assert.ok(tookMs >= 3000 && tookMs < 9000, `it took ${tookMs} ms`)
+      assert.equal((await service.logged('worker.gave_up')).deliveries, 1)
+
+      const next = await startService(t, { databaseUrl })
+      const [first, second] = await receiver.until(2, { timeoutMs: 30_000 })
+      assert.deepEqual(second!.body, first!.body)
+      const path = `/v1/deliveries/${delivery_ids[0]}`
+      const read = () => next.call('GET', path, { key: tenant.key })
+      await waitFor(async () => (await read()).body.status === 'delivered', { what: 'the delivery to be recorded' })
+    })
+  }
+
+  test('a second time ends with 1 within a second, also while the database does not answer', async (t) => {
+    const { url: databaseUrl } = await createDatabase(t)
+    const proxy = await startProxy(t, databaseUrl)
+    const receiver = await startReceiver(t)
+    const service = await startService(t, { databaseUrl: proxy.url })
+    const tenant = await createTenant(service)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    receiver.script('/hook', gate(200).reply)
+    await tenant.publish()
+    await receiver.until(1)
+    proxy.freeze()
+    service.signal('SIGTERM')
+    await service.logged('service.stopping')
+    const began = Date.now()
+    assert.deepEqual(await service.stop(), { code: 1, signal: null })
+    const tookMs = Date.now() - began
+    assert.ok(tookMs < 2500, `it took ${tookMs} ms`)
   })
 
   test('reaches the program through npm start', async (t) => {
