@@ -5,9 +5,12 @@ import { isLocalhostName } from './destination.ts'
 import { ConnectError, classify, classifyTls, failure } from './failure.ts'
 import type { NameResolver } from './resolve.ts'
 
-/** How long one address gets before the next one is tried beside it (RFC 8305 asks for 250 ms at least). */
-const NEXT_ADDRESS_AFTER_MS = 500
-/** All addresses of a name are checked; no more than these are tried. */
+/**
+ * How long one address gets before it is given up for the next one (the last has no limit of its own): Node tries them one
+ * after the other, never two at once. Long enough for a slow line, and for a first packet that was lost.
+ */
+const NEXT_ADDRESS_AFTER_MS = 2000
+/** All addresses of a name are checked; no more than these are tried, so that the last one has its turn in 15 s. */
 const MAX_ADDRESSES_TRIED = 8
 
 interface Target {

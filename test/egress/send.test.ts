@@ -4,6 +4,7 @@ import { once } from 'node:events'
 import { createServer as createHttpServer } from 'node:http'
 import { connect, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { createServer as createTlsServer, getCACertificates, setDefaultCACertificates, type TlsOptions } from 'node:tls'
 import { gzipSync } from 'node:zlib'
 import { parseRange } from '../../src/egress/address.ts'
@@ -15,6 +16,10 @@ const TIMEOUT_MS = 1000
 const LOOPBACK = [parseRange('127.0.0.0/8')!]
 const HEADERS = { 'content-type': 'application/json', 'webhook-id': 'evt_1' }
 const BODY = '{"hello":"world"}'
+
+const SLOW_RECEIVER = `
+  const server = require('node:http').createServer((request, response) => response.end())
+  server.listen({ port: 0, host: '127.0.0.1', backlog: 1 }, () => process.stdout.write(String(server.address().port)))`
 
 setDefaultCACertificates([...getCACertificates(), AUTHORITY])
 
@@ -124,6 +129,24 @@ test('localhost is answered without DNS', async (t) => {
   const { post } = startSender(t, { dnsServers: ['127.0.0.1:1'] })
   assert.equal((await post(`http://localhost:${receiver.port}/`)).error, null)
   assert.equal((await post(`http://app.localhost.:${receiver.port}/`)).error, null)
+})
+
+test('an address that takes a second to connect is not given up for one that refuses', async (t) => {
+  // Its queue of connections is full while it stands still, and the system tries again after a second.
+  const child = spawn(process.execPath, ['-e', SLOW_RECEIVER], { stdio: ['ignore', 'pipe', 'inherit'] })
+  t.after(() => child.kill('SIGKILL'))
+  const [port] = await once(child.stdout, 'data')
+  child.kill('SIGSTOP')
+  const waiting = Array.from({ length: 8 }, () => connect(Number(port), '127.0.0.1').on('error', () => {}))
+  t.after(() => waiting.forEach((socket) => void socket.destroy()))
+  await sleep(200)
+  const { post } = startSender(t, { allow: [...LOOPBACK, parseRange('::1/128')!], timeoutMs: 10_000 })
+  const answer = post(`http://localhost:${port}/`)
+  await sleep(200)
+  child.kill('SIGCONT')
+  const { statusCode, durationMs } = await answer
+  assert.equal(statusCode, 200)
+  assert.ok(durationMs > 700, `it connected after ${durationMs} ms`)
 })
 
 test('a URL that the rules refuse is not contacted, even if it is in the database', async (t) => {
