@@ -1,5 +1,6 @@
 import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db.ts'
+import { LocalFault } from './egress/failure.ts'
 import type { Sender } from './egress/send.ts'
 import { startAnnouncing } from './flow/announce.ts'
 import { type Claim, type ClaimedJob, createClaim, unclaim } from './flow/claim.ts'
@@ -26,7 +27,7 @@ const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
 const MOST_CHORES = 2
-const WITHOUT_KEY_MS = 1000
+const NOT_HERE_MS = 1000
 /** Opening a connection takes as long as several requests: what arrives meanwhile gets its turn in between. */
 const STARTS_A_TURN = 5
 
@@ -100,7 +101,7 @@ export async function startWorker(deps: {
     } catch (error) {
       if (error === SHUTTING_DOWN) await handBack([claim])
       else if (error instanceof PayloadLate) await putOff(claim, error)
-      else if (error instanceof MissingKey) await leaveToOthers(claim, error)
+      else if (error instanceof MissingKey || error instanceof LocalFault) await leaveToOthers(claim, error)
       // Ours to mend, not the receiver's fault: the claim lapses and the delivery is tried again.
       else log.error({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'delivery.failed')
     }
@@ -155,7 +156,7 @@ export async function startWorker(deps: {
   }
 
   /** It comes again when its endpoint has room, behind what waited for the same. */
-  async function putOff(claim: Claim, reason: PayloadLate | MissingKey): Promise<void> {
+  async function putOff(claim: Claim, reason: Error): Promise<void> {
     const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
     log.warn({ ...ids, err: reason }, 'delivery.put_off')
     await hold([claim], { counted: true }).catch((error: unknown) =>
@@ -164,11 +165,11 @@ export async function startWorker(deps: {
   }
 
   /**
-   * While ENCRYPTION_KEY is being changed, others may have the key that this process was started without. The delivery is not
-   * to blame, so it costs no attempt; it keeps its slot for a moment, or it would go in and out of the queue all the time.
+   * Others may have the key that this process was started without, or files for a connection. The delivery is not to blame,
+   * so it costs no attempt; it keeps its slot for a moment, or it would go in and out of the queue all the time.
    */
-  async function leaveToOthers(claim: Claim, reason: MissingKey): Promise<void> {
-    await until(performance.now() + WITHOUT_KEY_MS, closing.signal).catch(() => {})
+  async function leaveToOthers(claim: Claim, reason: MissingKey | LocalFault): Promise<void> {
+    await until(performance.now() + NOT_HERE_MS, closing.signal).catch(() => {})
     await putOff(claim, reason)
   }
 

@@ -2,7 +2,7 @@ import { connect as connectTcp, isIP, type Socket } from 'node:net'
 import { buildConnector, Client } from 'undici'
 import { type AddressRange, isBlockedAddress } from './address.ts'
 import { isLocalhostName } from './destination.ts'
-import { ConnectError, classify, classifyTls, failure } from './failure.ts'
+import { ConnectError, classify, classifyTls, connectError, failure } from './failure.ts'
 import type { NameResolver } from './resolve.ts'
 
 /**
@@ -18,7 +18,7 @@ interface Target {
   port: number
 }
 
-/** Opens a TCP connection to a receiver, or rejects with a ConnectError. The signal ends it, opened or not. */
+/** Opens a TCP connection to a receiver, or rejects with what `connectError` takes. The signal ends it, opened or not. */
 export type OpenTcp = (target: Target, signal: AbortSignal) => Promise<Socket>
 
 /**
@@ -53,9 +53,9 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
     const client = new Client(origin, { allowH2: false, connectTimeout: 0, headersTimeout: 0 })
     const { statusCode, socket } = await client
       .connect({ path, headers: { ...headers, host: path }, signal })
-      .catch(() => {
+      .catch((error: unknown) => {
         client.destroy()
-        throw new ConnectError(failure('proxy_error'))
+        throw connectError(error, () => failure('proxy_error'))
       })
     socket.on('error', () => {})
     if (statusCode === 200) {
@@ -90,14 +90,14 @@ export function createConnector(
         startTls({ ...options, httpSocket: socket }, (error, tlsSocket) => {
           if (error) {
             socket.destroy()
-            callback(new ConnectError(classifyTls(error)), null)
+            callback(connectError(error, classifyTls), null)
             return
           }
           onConnected()
           callback(null, tlsSocket as Socket)
         })
       },
-      (error) => callback(error instanceof ConnectError ? error : new ConnectError(classify(error)), null),
+      (error) => callback(connectError(error, classify), null),
     )
   }
 }
@@ -111,8 +111,8 @@ async function findAddresses(
   const name = hostname.replace(/\.$/, '')
   // Of the two loopback addresses those that the operator exempts.
   if (isLocalhostName(name)) return ['127.0.0.1', '::1'].filter((address) => !isBlockedAddress(address, allow))
-  return resolver.resolve(name).catch(() => {
-    throw new ConnectError(failure('dns_error'))
+  return resolver.resolve(name).catch((error: unknown) => {
+    throw connectError(error, () => failure('dns_error'))
   })
 }
 

@@ -5,7 +5,7 @@ import { collectBody } from './body.ts'
 import { openDirectly, openThroughProxy } from './connect.ts'
 import { type Connection, createConnections } from './connections.ts'
 import { checkUrl } from './destination.ts'
-import { type AttemptError, classify, type Failure, failure } from './failure.ts'
+import { type AttemptError, classify, type Failure, failure, LocalFault } from './failure.ts'
 import { createResolver } from './resolve.ts'
 
 /**
@@ -58,7 +58,7 @@ interface SenderOptions {
 
 /**
  * Sends single POSTs over HTTP/1.1. Follows no redirect, inflates nothing, reads no proxy from the environment. What
- * a receiver does wrong is an Outcome, never an exception.
+ * a receiver does wrong is an Outcome, never an exception; what this process lacks is one, a `LocalFault`.
  */
 export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderOptions): Sender {
   const resolver = createResolver(dnsServers)
@@ -150,6 +150,10 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
           onResponseError(_controller, error) {
             if (ended) return
             using.cancel()
+            if (error instanceof LocalFault) {
+              if (end()) reject(error)
+              return
+            }
             const problem = classify(error)
             const closeRace = reused && !answered && performance.now() - writtenMs < CLOSE_RACE_MS
             if (mayRetry && closeRace && problem.error === 'connection_reset') {
