@@ -68,8 +68,8 @@ function createHostsReader(path: string): () => Map<string, string[]> {
     checkedAt = now
     const mtimeMs = statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0
     if (mtimeMs === modifiedAt) return hosts
-    modifiedAt = mtimeMs
     hosts = mtimeMs === 0 ? new Map() : parseHosts(readFileSync(path, 'utf8'))
+    modifiedAt = mtimeMs
     return hosts
   }
 }
