@@ -5,6 +5,7 @@ const QUOTE = 34
 const BACKSLASH = 92
 const OPEN = new Set([91, 123])
 const CLOSE = new Set([93, 125])
+const NUMERIC = new Set(Buffer.from('0123456789+-.eE'))
 
 /** Whether brackets nest deeper than MAX_DEPTH. Reads any text, valid or not, without recursion. */
 export function isTooDeep(text: string): boolean {
@@ -59,35 +60,94 @@ function endOfValue(text: string, start: number): number {
 
 /**
  * Whether two valid JSON texts hold the same value: key order, white space, escapes and the spelling of numbers aside.
- * Numbers are compared by their digits, not as doubles, so 64-bit integers that differ are different.
+ * Numbers are compared by their digits, not as doubles, so 64-bit integers that differ are different. It takes time in
+ * proportion to the texts, whatever they hold.
  */
 export function isSameJson(left: string, right: string): boolean {
-  return left === right || canonical(left) === canonical(right)
+  if (left === right) return true
+  const standIns = new Map<string, string>()
+  return isSame(JSON.parse(withStandIns(left, standIns)), JSON.parse(withStandIns(right, standIns)))
 }
 
-function canonical(text: string): string {
-  // The reviver's third argument carries the number's own spelling (ECMAScript, JSON.parse source text access).
-  const reviver = (_key: string, value: unknown, context?: { source?: string }) =>
-    typeof value === 'number' ? { number: canonicalNumber(context?.source ?? String(value)) } : [value]
-  return JSON.stringify(sortKeys(JSON.parse(text, reviver as (key: string, value: unknown) => unknown)))
+/** Of values that JSON.parse has made: their keys are their own, `__proto__` too. */
+function isSame(left: unknown, right: unknown): boolean {
+  if (left === right) return true
+  if (!isObject(left) || !isObject(right) || Array.isArray(left) !== Array.isArray(right)) return false
+  if (Array.isArray(left))
+    return left.length === right.length && left.every((item, index) => isSame(item, right[index]))
+  const keys = Object.keys(left)
+  if (keys.length !== Object.keys(right).length) return false
+  return keys.every((key) => Object.hasOwn(right, key) && isSame(left[key], right[key]))
 }
 
-/** Objects become sorted lists of pairs, which no key, `__proto__` included, can disturb. */
-function sortKeys(value: unknown): unknown {
-  if (!Array.isArray(value)) return value
-  const [inner] = value
-  if (Array.isArray(inner)) return { list: inner.map(sortKeys) }
-  if (typeof inner !== 'object' || inner === null) return inner
-  const pairs = Object.entries(inner).map(([key, member]) => [key, sortKeys(member)] as const)
-  return { pairs: pairs.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0)) }
+const isObject = (value: unknown): value is Record<string, unknown> => typeof value === 'object' && value !== null
+
+/** Doubles tell numbers apart that have at most so many digits without outer zeros, and behind them an exponent of at most this. */
+const SAFE_DIGITS = 15
+const SAFE_EXPONENT = 150
+/** Seen to be safe without counting zeros. Nothing shorter than `1e100` is unsafe. */
+const SAFE = /^-?[\d.]{1,15}(?:[eE][+-]?\d\d?)?$/
+const SHORTEST_UNSAFE = 5
+/** Whatever is safe is smaller than this. */
+const STAND_IN_EXPONENT = 200
+
+/** Writes a stand-in for each number that is not safe as a double: the same one however it is spelled, and for no other. */
+function withStandIns(text: string, standIns: Map<string, string>): string {
+  let result = ''
+  let done = 0
+  for (let at = 0; at < text.length; at++) {
+    const code = text.charCodeAt(at)
+    if (code === QUOTE) at = endOfString(text, at)
+    else if (NUMERIC.has(code)) {
+      const start = at
+      while (NUMERIC.has(text.charCodeAt(at + 1))) at++
+      const end = at + 1
+      if (end - start < SHORTEST_UNSAFE) continue
+      const number = text.slice(start, end)
+      if (SAFE.test(number)) continue
+      result += text.slice(done, start) + standIn(number, standIns)
+      done = end
+    }
+  }
+  return result + text.slice(done)
+}
+
+function standIn(number: string, standIns: Map<string, string>): string {
+  const known = standIns.get(number)
+  if (known !== undefined) return known
+  const { text, isSafe } = canonicalNumber(number)
+  const made = isSafe ? text : (standIns.get(text) ?? `${standIns.size + 1}e${STAND_IN_EXPONENT}`)
+  standIns.set(text, made).set(number, made)
+  return made
 }
 
 /** `1`, `1.0`, `10e-1` become `1e0`: sign, digits without outer zeros, exponent. Zero has no sign. */
-function canonicalNumber(source: string): string {
-  const [, sign, whole = '', fraction = '', exponent = '0'] =
-    /^(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?$/.exec(source) ?? []
-  const digits = (whole + fraction).replace(/^0+/, '')
-  const trimmed = digits.replace(/0+$/, '')
-  if (trimmed === '') return '0'
-  return `${sign}${trimmed}e${BigInt(exponent) - BigInt(fraction.length) + BigInt(digits.length - trimmed.length)}`
+function canonicalNumber(number: string): { text: string; isSafe: boolean } {
+  const [, sign, whole = '', fraction = '', power = '0'] =
+    /^(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?$/.exec(number) ?? []
+  const digits = whole + fraction
+  let start = 0
+  let end = digits.length
+  while (digits[start] === '0') start++
+  while (end > start && digits[end - 1] === '0') end--
+  if (start === end) return { text: '0', isSafe: true }
+  const exponent = sum(power, digits.length - end - fraction.length)
+  const isSafe = end - start <= SAFE_DIGITS && Math.abs(Number(exponent)) <= SAFE_EXPONENT
+  return { text: `${sign}${digits.slice(start, end)}e${exponent}`, isSafe }
+}
+
+/** A decimal integer of any length plus a small one. BigInt would take more than linear time to read it. */
+function sum(integer: string, small: number): string {
+  const digits = integer.replace(/^[+-]?0*/, '')
+  if (digits.length <= SAFE_DIGITS) return String(Number(integer) + small)
+  const minus = integer.startsWith('-')
+  const base = 10 ** SAFE_DIGITS
+  let result = ''
+  let carry = minus ? -small : small
+  for (let end = digits.length; end > 0; end -= SAFE_DIGITS) {
+    const part = Number(digits.slice(Math.max(0, end - SAFE_DIGITS), end)) + carry
+    carry = Math.floor(part / base)
+    result = String(part - carry * base).padStart(SAFE_DIGITS, '0') + result
+  }
+  return (minus ? '-' : '') + `${carry}${result}`.replace(/^0+/, '')
 }

@@ -78,6 +78,16 @@ const SAME: [string, string, string][] = [
   ['{"a":0.001}', '{"a":1E-3}', '0.001 and 1E-3'],
   ['{"a":0}', '{"a":-0.0e5}', 'zero has no sign'],
   ['{"a":10000000000000000000000}', '{"a":1e22}', 'large integers and exponents'],
+  ['{"a":1e100}', '{"a":0.1e101}', 'large numbers'],
+  ['{"a":1.5e-400}', '{"a":15E-401}', 'numbers smaller than every double'],
+  ['{"a":0}', '{"a":0e999}', 'zero, however large its exponent'],
+  ['{"a":-0}', '{"a":0.00000000000000000000}', 'zero, however many digits it has'],
+  ['{"a":12345678901234567890}', '{"a":1234567890.1234567890e10}', '64-bit integers'],
+  ['{"a":1e999999999999999}', '{"a":0.1e1000000000000000}', 'exponents of 15 and of 16 digits'],
+  ['{"a":1e-1000000000000000}', '{"a":10e-1000000000000001}', 'negative exponents'],
+  ['{"a":10e-10000000000000000000000000000000}', '{"a":1e-9999999999999999999999999999999}', 'exponents that borrow'],
+  ['{"a":10e9999999999999999999999999999999}', '{"a":1e+00010000000000000000000000000000000}', 'exponents that carry'],
+  ['[true,false,null,"e",1]', '[true, false, null, "e", 1e0]', 'words'],
   ['{"a":"é/"}', String.raw`{"\u0061":"\u00e9\/"}`, 'escapes'],
   ['{"a":1,"a":2}', '{"a":2}', 'the last of duplicate keys'],
 ]
@@ -87,6 +97,14 @@ const DIFFERENT: [string, string, string][] = [
   ['{"a":12345678901234567890}', '{"a":12345678901234567891}', '64-bit integers'],
   ['{"a":0.1}', '{"a":0.10000000000000000001}', 'digits beyond a double'],
   ['{"a":1e400}', '{"a":1e401}', 'numbers beyond every double'],
+  ['{"a":1e-400}', '{"a":0}', 'a number smaller than every double and zero'],
+  ['{"a":[1e400,1e401]}', '{"a":[1e401,1e400]}', 'the order of numbers beyond every double'],
+  ['{"a":1e400}', '{"a":1e200}', 'a number beyond every double and a large one'],
+  ['{"a":1e400}', '{"a":-1e400}', 'the sign of a number beyond every double'],
+  ['{"a":1e1000000000000000000000000}', '{"a":1e1000000000000000000000001}', 'exponents'],
+  ['{"a":1e1000000000000000000000000}', '{"a":1e-1000000000000000000000000}', 'the signs of exponents'],
+  ['{"a":"1e400"}', '{"a":"10e399"}', 'strings that look like numbers'],
+  ['{"a":"1e400"}', '{"a":1e400}', 'a large number and a string'],
   ['{"a":1}', '{"a":-1}', 'the sign'],
   ['{"a":1}', '{"a":"1"}', 'a number and a string'],
   ['{"a":null}', '{}', 'null and absent'],
@@ -109,6 +127,45 @@ for (const [left, right, what] of SAME) {
 for (const [left, right, what] of DIFFERENT) {
   test(`different JSON: ${what}`, () => {
     assert.ok(!isSameJson(left, right) && !isSameJson(right, left))
+  })
+}
+
+// Any of these took more than half a second where each token was weighed by itself, or seconds where digits were gone through
+// once for each zero.
+const zeros = '0'.repeat(250_000)
+const LARGE: [string, string, string][] = [
+  [`1${zeros}1`, `1${zeros}1.0`, 'zeros within a number'],
+  [`1${zeros}`, '1e250000', 'zeros behind a number'],
+  [`0.${zeros}1`, '1e-250001', 'zeros before a number'],
+  [`${'1'.repeat(250_000)}2`, `${'1'.repeat(250_000)}.2e1`, 'digits'],
+  [`1e${'1'.repeat(250_000)}2`, `10e${'1'.repeat(250_001)}`, 'digits of an exponent'],
+  [`1e${'9'.repeat(250_000)}`, `0.1e1${zeros}`, 'digits that carry'],
+  [`10e-1${zeros}`, `1e-${'9'.repeat(250_000)}`, 'digits that borrow'],
+  [`1e${zeros}1`, '10', 'zeros of an exponent'],
+  [`[1${',1'.repeat(130_000)}]`, `[1${', 1'.repeat(130_000)}]`, 'numbers'],
+  [`[1e1${',1e1'.repeat(65_000)}]`, `[10${',10'.repeat(65_000)}]`, 'numbers with exponents'],
+  [`[1e999${',1e999'.repeat(43_000)}]`, `[10e998${',10e998'.repeat(43_000)}]`, 'numbers beyond every double'],
+  [`[""${',""'.repeat(87_000)}]`, ` [""${',""'.repeat(87_000)}]`, 'strings'],
+  [`[[]${',[]'.repeat(87_000)}]`, ` [[]${',[]'.repeat(87_000)}]`, 'lists'],
+  [`[{}${',{}'.repeat(87_000)}]`, ` [{}${',{}'.repeat(87_000)}]`, 'objects'],
+]
+LARGE.push(
+  manyKeys((n) => `k${n}`, 'keys'),
+  manyKeys(String, 'keys that are numbers'),
+)
+
+function manyKeys(name: (n: number) => string, what: string): [string, string, string] {
+  const members = Array.from({ length: 25_000 }, (_, n) => `"${name(n * 7)}":${n}`)
+  return [`{${members}}`, `{${members.reverse()}}`, what]
+}
+
+for (const [left, right, what] of LARGE) {
+  test(`a second is long enough for many ${what}`, () => {
+    const began = performance.now()
+    assert.ok(isSameJson(`{"a":${left}}`, `{"a":${right}}`))
+    assert.ok(!isSameJson(`{"a":${left}}`, `{"a":[${right}]}`))
+    const took = performance.now() - began
+    assert.ok(took < 1000, `it took ${took} ms`)
   })
 }
 
@@ -142,6 +199,97 @@ test('two JSON values are the same exactly when they are deeply equal', () => {
     { numRuns: 1000 },
   )
 })
+
+// Numbers as their digits and exponent; two of those are equal exactly when the numbers are, for digits have no zero behind them.
+const aNumber = fc
+  .tuple(
+    fc.constantFrom('', '-'),
+    fc.stringMatching(/^[1-9]([0-9]{0,25}[1-9])?$/),
+    fc.oneof(
+      fc.integer({ min: -40, max: 40 }),
+      fc.integer({ min: -500, max: 500 }),
+      fc.bigInt(-(10n ** 40n), 10n ** 40n),
+    ),
+  )
+  .map(([sign, digits, exponent]) => ({ sign, digits, exponent: BigInt(exponent) }))
+type ANumber = { sign: string; digits: string; exponent: bigint }
+
+/** With the decimal point moved `by` digits to the left of the last, and `more` zeros behind. */
+function spell({ sign, digits, exponent }: ANumber, by: number, more: number, e: string): string {
+  const padded = digits.padStart(by + 1, '0')
+  const cut = padded.length - by
+  const fraction = padded.slice(cut) + (by > 0 ? '0'.repeat(more) : '')
+  const power = exponent + BigInt(by)
+  if (fraction === '' && power >= 0n && power < 30n && e === 'E') return sign + padded + '0'.repeat(Number(power))
+  return `${sign}${padded.slice(0, cut)}${fraction && '.'}${fraction}${power === 0n ? '' : `${e}${power}`}`
+}
+
+test('a number is the same however it is spelled, and no other', () => {
+  const spelling = fc.tuple(fc.nat(30), fc.nat(4), fc.constantFrom('e', 'E'))
+  fc.assert(
+    fc.property(aNumber, spelling, spelling, fc.constantFrom(-1n, 1n), (number, one, two, step) => {
+      const [left, right] = [spell(number, ...one), spell(number, ...two)]
+      assert.ok(isSameJson(`[${left}]`, `[${right}]`), `${left} ${right}`)
+      const last = number.digits.at(-1) === '1' ? '3' : '1'
+      for (const other of [
+        { ...number, sign: number.sign ? '' : '-' },
+        { ...number, exponent: number.exponent + step },
+        { ...number, digits: number.digits.slice(0, -1) + last },
+        { ...number, digits: `${number.digits}${last}` },
+      ]) {
+        const different = spell(other, ...two)
+        assert.ok(!isSameJson(`[${left}]`, `[${different}]`), `${left} ${different}`)
+      }
+    }),
+    { numRuns: 2000 },
+  )
+})
+
+/** The same value in another spelling: keys turned round, white space, escapes, points and exponents. */
+function respell(value: unknown): string {
+  if (Array.isArray(value)) return `[ ${value.map(respell).join(' ,\n')}]`
+  if (typeof value === 'string') {
+    const units = Array.from({ length: value.length }, (_, at) => value.charCodeAt(at).toString(16).padStart(4, '0'))
+    return `"${units.map((unit) => `\\u${unit}`).join('')}"`
+  }
+  if (typeof value === 'number') {
+    const [digits, power = '0'] = JSON.stringify(value).split('e')
+    return `${digits}${digits!.includes('.') ? '000e' : '.0E'}${Number(power) < 0 ? power : `+${Number(power)}`}`
+  }
+  if (typeof value !== 'object' || value === null) return String(value)
+  const members = Object.entries(value).map(([key, member]) => `${respell(key)} : ${respell(member)}`)
+  return `\t{${members.reverse().join(',')} }`
+}
+
+test('a value is the same however it is spelled, and no other where one part of it is changed', () => {
+  const anyJson = fc.jsonValue({ maxDepth: 5, stringUnit: 'binary' })
+  fc.assert(
+    fc.property(anyJson, fc.nat(), (value, which) => {
+      const text = JSON.stringify(value)
+      assert.ok(isSameJson(text, respell(value)))
+      assert.ok(isSameJson(respell(value), text))
+      const changed = changeOne(value, which % countParts(value))
+      assert.ok(!isSameJson(text, JSON.stringify(changed)) && !isSameJson(respell(changed), text))
+    }),
+    { numRuns: 1000 },
+  )
+})
+
+const parts = (value: unknown): unknown[] => (typeof value === 'object' && value !== null ? Object.values(value) : [])
+const countParts = (value: unknown): number => parts(value).reduce<number>((sum, part) => sum + countParts(part), 1)
+
+/** With its `nth` part, itself being the first, put into a list. */
+function changeOne(value: unknown, nth: number): unknown {
+  let left = nth
+  return JSON.parse(JSON.stringify(change(value)))
+
+  function change(part: unknown): unknown {
+    if (left-- === 0) return [part]
+    if (Array.isArray(part)) return part.map(change)
+    if (typeof part !== 'object' || part === null) return part
+    return Object.fromEntries(Object.entries(part).map(([key, member]) => [key, change(member)]))
+  }
+}
 
 function sorted(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(sorted)
