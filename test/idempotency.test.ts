@@ -1,8 +1,13 @@
 import assert from 'node:assert/strict'
 import { after, test } from 'node:test'
+import { openDb, type Pool } from '../src/db.ts'
+import { createPublish } from '../src/flow/publish.ts'
+import { createLog } from '../src/log.ts'
+import { cleanUp, type Scope } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, type Reply, startService, type Tenant } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
 
 const file = { after }
 const database = await createDatabase(file)
@@ -164,6 +169,64 @@ test('a key whose event is gone makes a new event, once, and each request is cou
   const counts = await database.sql`
     select count::int from waybill.rate_windows where tenant_id = ${tenant.tenantId} and action = 'events:write'`
   assert.deepEqual([...counts], [{ count: 21 }])
+})
+
+/** Publishing in this process; `watch` sees each statement before it goes to the database. */
+function publishHere(t: Scope, watch: (statement: string) => Promise<void>) {
+  const pool = openDb(database.url, { log: createLog('silent'), name: 'test', max: 8 })
+  cleanUp(t, () => pool.end({ timeout: 1 }))
+  const watched = async (parts: TemplateStringsArray, ...values: never[]) => {
+    await watch(parts.join('?'))
+    return await pool(parts, ...values)
+  }
+  const limits = { rate: 1000, window_seconds: 86_400, fanout: 10, monthly_events: 1000, monthly_attempts: 1000 }
+  const publishOne = createPublish(Object.assign(watched, { json: pool.json }) as unknown as Pool, limits)
+  return (tenant: Tenant, idempotencyKey: string, payload: string, type = 'order.placed') =>
+    publishOne({ tenantId: tenant.tenantId, event: { type, payload, idempotencyKey } })
+}
+
+const isLoad = (statement: string) => statement.includes('select payload from')
+
+test('a key whose event goes just before it is compared makes a new event, and the request is counted once', async (t) => {
+  const tenant = await start()
+  let gone = 0
+  const publish = publishHere(t, async (statement) => {
+    if (!isLoad(statement) || gone++ > 0) return
+    await database.sql`delete from waybill.deliveries where tenant_id = ${tenant.tenantId}`
+    await database.sql`delete from waybill.events where tenant_id = ${tenant.tenantId}`
+  })
+  const first = await publish(tenant, 'k', '{"n":1}')
+  const second = await publish(tenant, 'k', '{"n":1.0}')
+  assert.deepEqual([first.outcome, second.outcome, second.rate.count, gone], ['accepted', 'accepted', 2, 1])
+  assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 2 })
+})
+
+test('the first event is read only for a request that may repeat it, and a tenant has no two large ones read at once', async (t) => {
+  const [tenant, other] = [await start(), await start()]
+  const { promise: held, resolve: open } = Promise.withResolvers<void>()
+  let loads = 0
+  const publish = publishHere(t, async (statement) => {
+    if (!isLoad(statement)) return
+    loads++
+    await held
+  })
+  const large = `{"text":"${'x'.repeat(600_000)}"}`
+  for (const one of [tenant, other]) await publish(one, 'k', large)
+  assert.equal((await publish(tenant, 'k', large)).outcome, 'replayed')
+  assert.equal((await publish(tenant, 'k', '{}', 'order.paid')).outcome, 'key_reused')
+  assert.equal(loads, 0)
+  const answers = Promise.all([
+    ...[`${large} `, '{}', '{}'].map((payload) => publish(tenant, 'k', payload)),
+    ...['{}', ` ${large}`].map((payload) => publish(other, 'k', payload)),
+  ])
+  answers.catch(() => {})
+  await waitFor(() => loads === 2, { what: 'one of each tenant to be read' })
+  await new Promise((resolve) => setTimeout(resolve, 100))
+  assert.equal(loads, 2)
+  open()
+  const outcomes = (await answers).map(({ outcome }) => outcome)
+  assert.deepEqual(outcomes, ['replayed', 'key_reused', 'key_reused', 'key_reused', 'replayed'])
+  assert.equal(loads, 5)
 })
 
 test('a key that no header should hold is refused, and nothing is stored', async () => {

@@ -1,5 +1,7 @@
 import { PATIENCE_MS, type Pool } from '../db.ts'
+import { AppError } from '../errors.ts'
 import { isSameJson } from '../json.ts'
+import { createRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
 
 /** The service's own limits, which a tenant's override (rate 0: no rate limit). */
@@ -41,8 +43,8 @@ type Row = {
   delivery_ids: string[] | null
   details: { limit: number; current: number } | null
   same_text: boolean | null
-  original_type: string
-  original_payload: string
+  original_type: string | null
+  original_bytes: number | null
   rate_limit: number
   rate_count: number
   window_start: Date
@@ -55,6 +57,11 @@ const MOST_ROUNDS = 3
 const MAX_BATCH = 100
 /** Of payloads, in characters: the database and the driver each hold a batch several times over. */
 const MAX_BATCH_LENGTH = 2 * 1024 * 1024
+
+/** Of payloads that are compared at once with the first ones of their keys, those included. */
+const COMPARED_BYTES = 1024 * 1024
+/** The answer is due in 4 seconds, and the batch has had its share of them. */
+const LINE = { maxWaiting: 1000, maxWaitMs: 1000, refusal: () => new AppError('overloaded') }
 
 /**
  * Accepting events. The returned function resolves when the event, its deliveries, their jobs and all counters are
@@ -69,7 +76,8 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     patienceMs: PATIENCE_MS,
     run: async (requests) =>
       await pool<Row[]>`
-        select outcome, event_id, delivery_ids, details, same_text, original_type, original_payload, rate_limit, rate_count, window_start, window_left
+        select outcome, event_id, delivery_ids, details, same_text, original_type, octet_length(original_payload) as original_bytes,
+          rate_limit, rate_count, window_start, window_left
         from waybill.publish(
           ${requests.map((request) => request.tenantId)}::text[],
           ${requests.map((request) => request.event?.type ?? null)}::text[],
@@ -89,27 +97,41 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
       where tenant_id = ${tenantId} and action = 'events:write' and window_start = ${row.window_start} and ${row.rate_limit} > 0`
   }
 
-  return async function publish(request) {
-    let row = await submit(request)
-    for (let round = 1; row.outcome === 'try_again'; round++) {
-      if (round === MOST_ROUNDS) throw new Error('the event of the idempotency key cannot be found')
-      await freeKey(request, row)
-      row = await submit(request)
-    }
+  const room = createRoom(COMPARED_BYTES, LINE)
+
+  /** Whether the request repeats the event of its key; null when that is gone. */
+  async function isRepeated({ tenantId, event }: PublishRequest, row: Row): Promise<boolean | null> {
+    if (row.same_text) return true
+    if (event === null || event.type !== row.original_type) return false
+    // The largest count as half: two of them fit, and they are two tenants'.
+    const bytes = Math.min(event.payload.length + (row.original_bytes ?? 0), COMPARED_BYTES / 2)
+    return await room.hold(tenantId, bytes, async () => {
+      const [original] = await pool<{ payload: string }[]>`
+        select payload from waybill.events where tenant_id = ${tenantId} and event_id = ${row.event_id}`
+      return original ? isSameJson(event.payload, original.payload) : null
+    })
+  }
+
+  /** Null when the event of the idempotency key is gone. */
+  async function answer(request: PublishRequest, row: Row): Promise<PublishResult | null> {
+    const { outcome, event_id: eventId } = row
+    const deliveryIds = row.delivery_ids ?? []
     const rate = {
       limit: row.rate_limit,
       count: row.rate_count,
       windowStart: row.window_start,
       secondsLeft: row.window_left,
     }
-    const { outcome } = row
     switch (outcome) {
       case 'accepted':
-        return { rate, outcome, eventId: row.event_id, deliveryIds: row.delivery_ids ?? [] }
-      case 'key_taken':
-        return isSameEvent(request, row)
-          ? { rate, outcome: 'replayed', eventId: row.event_id, deliveryIds: row.delivery_ids ?? [] }
-          : { rate, outcome: 'key_reused', eventId: row.event_id }
+        return { rate, outcome, eventId, deliveryIds }
+      case 'key_taken': {
+        const repeated = await isRepeated(request, row)
+        if (repeated === null) return null
+        return repeated ? { rate, outcome: 'replayed', eventId, deliveryIds } : { rate, outcome: 'key_reused', eventId }
+      }
+      case 'try_again':
+        return null
       case 'fanout':
       case 'monthly_events':
       case 'monthly_attempts':
@@ -118,9 +140,14 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
         return { rate, outcome }
     }
   }
-}
 
-function isSameEvent(request: PublishRequest, row: Row): boolean {
-  if (row.same_text) return true
-  return request.event?.type === row.original_type && isSameJson(request.event.payload, row.original_payload)
+  return async function publish(request) {
+    for (let round = 1; ; round++) {
+      const row = await submit(request)
+      const result = await answer(request, row)
+      if (result) return result
+      if (round === MOST_ROUNDS) throw new Error('the event of the idempotency key cannot be found')
+      await freeKey(request, row)
+    }
+  }
 }
