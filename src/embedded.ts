@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import type { EventEmitter } from 'node:events'
-import { chmod, mkdir, readFile, readlink, realpath, stat, writeFile } from 'node:fs/promises'
+import { chmod, mkdir, readFile, readlink, realpath, rm, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
 import { dirname, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -19,7 +19,8 @@ type Keys = { adminApiKey: string; encryptionKey: string; databasePassword: stri
 export async function startEmbedded(directory: string, log: Log): Promise<EmbeddedDatabase> {
   const EmbeddedPostgres = await loadPackage()
   await mkdir(directory, { recursive: true })
-  await claim(resolve(directory, 'owner.pid'))
+  const ownerFile = resolve(directory, 'owner.pid')
+  await claim(ownerFile)
   const databaseDir = resolve(directory, 'postgres')
   await stopLeftover(databaseDir)
   const keys = await readKeys(resolve(directory, 'keys.json'))
@@ -50,7 +51,10 @@ export async function startEmbedded(directory: string, log: Log): Promise<Embedd
     url: `postgres://waybill:${keys.databasePassword}@127.0.0.1:${port}/waybill`,
     adminApiKey: keys.adminApiKey,
     encryptionKey: keys.encryptionKey,
-    stop: () => server.stop(),
+    async stop() {
+      await server.stop()
+      await rm(ownerFile, { force: true })
+    },
   }
 }
 
@@ -73,13 +77,21 @@ export async function loadPackage(
 }
 
 async function claim(file: string): Promise<void> {
-  const owner = Number(await read(file))
-  if (owner !== process.pid && isAlive(owner)) {
+  const known = (await read(file)) ?? ''
+  const owner = Number.parseInt(known, 10)
+  if (owner !== process.pid && isAlive(owner) && [String(owner), await nameOf(owner)].includes(known)) {
     throw new Error(
-      `the embedded Postgres is in use by process ${owner}; set DATABASE_URL to run several processes on one database`,
+      `the embedded Postgres is in use by process ${owner}; set DATABASE_URL to run several processes on one database (or remove ${file}, if that is another program)`,
     )
   }
-  await writeFile(file, String(process.pid))
+  await writeFile(file, await nameOf(process.pid))
+}
+
+/** A process's pid and, where /proc tells, when it started: another that has its pid later is not taken for it. */
+async function nameOf(pid: number): Promise<string> {
+  // Behind the program's name, which may hold anything; the 22nd of all fields.
+  const started = (await read(`/proc/${pid}/stat`))?.split(') ').at(-1)?.split(' ')[19]
+  return started === undefined ? String(pid) : `${pid} ${started}`
 }
 
 /** Ends a server whose owner was killed: it would hold the data directory. Its first line is its pid. */

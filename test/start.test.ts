@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { readFile } from 'node:fs/promises'
+import { readFile, writeFile } from 'node:fs/promises'
 import { suite, test } from 'node:test'
 import { createDatabase, PASSWORD } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
@@ -237,6 +237,9 @@ suite('starting', { concurrency: 3 }, () => {
     assert.match(second.stdout() + second.stderr(), new RegExp(`in use by process ${first.pid}`))
 
     await first.kill()
+    // Another process has its pid since.
+    const owner = `${cwd}/.waybill/owner.pid`
+    await writeFile(owner, (await readFile(owner, 'utf8')).replace(/^\d+/, String(process.pid)))
     const restarted = runProgram(t, { cwd, env })
     const port = (await restarted.logged('service.ready', 60_000)).port
     const call = caller(`http://127.0.0.1:${port}`, api_key)
