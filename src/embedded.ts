@@ -1,9 +1,11 @@
+import { execFile } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import type { EventEmitter } from 'node:events'
 import { chmod, mkdir, readFile, readlink, realpath, rm, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
 import { dirname, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { promisify } from 'node:util'
 import { ConfigError } from './config.ts'
 import type { Log } from './log.ts'
 
@@ -98,10 +100,20 @@ async function nameOf(pid: number): Promise<string> {
 async function stopLeftover(databaseDir: string): Promise<void> {
   const lock = await read(resolve(databaseDir, 'postmaster.pid'))
   const pid = Number(lock?.split('\n')[0])
-  // A server works in its data directory; any other program may have its pid by now.
-  if (!isAlive(pid) || (await readlink(`/proc/${pid}/cwd`).catch(() => null)) !== (await realpath(databaseDir))) return
+  if (!isAlive(pid) || !(await isServer(pid, databaseDir))) return
   process.kill(pid, 'SIGINT')
   for (let waited = 0; isAlive(pid) && waited < 100; waited++) await new Promise((done) => setTimeout(done, 100))
+}
+
+/** Any other program may have its pid by now: a server works in its data directory, and was started with it as `-D`. */
+async function isServer(pid: number, databaseDir: string): Promise<boolean> {
+  const folder = await readlink(`/proc/${pid}/cwd`).catch(() => null)
+  if (folder !== null) return folder === (await realpath(databaseDir))
+  // Where there is no /proc, as on macOS.
+  const { stdout } = await promisify(execFile)('ps', ['-ww', '-o', 'args=', '-p', String(pid)]).catch(() => ({
+    stdout: '',
+  }))
+  return stdout.includes(`postgres -D ${databaseDir} -p `)
 }
 
 const isRoot = () => process.getuid?.() === 0
