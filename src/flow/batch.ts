@@ -1,8 +1,9 @@
-import { isRefusal, isRetryable } from '../db.ts'
+import { isRefusal, isRetryable, isTooSlow } from '../db.ts'
 
 /**
  * Natural batches: whatever arrived while the last batch ran is the next batch, so nothing waits for a timer; alone, an
- * item is a batch of one. `run` gets 1 to `max` items and answers with one result per item, in order. When the database
+ * item is a batch of one. `run` gets 1 to `max` items and answers with one result per item, in order; after a batch that took
+ * the database too long, half as many, for it would take too long again. When the database
  * refuses a batch, its items run one by one, so that a bad one fails alone. Who has waited for longer than `patienceMs` is
  * rejected: nobody waits for the answer any more, and those who do come sooner.
  */
@@ -11,20 +12,26 @@ export function createBatcher<Item, Result>(options: {
   /** A batch ends where its items weigh more than this together; a heavier one goes alone. */
   maxWeight?: number
   weigh?: (item: Item) => number
+  /** Whose an item is. Owners take turns within a batch, so that none waits for all that another has brought. */
+  owner?: (item: Item) => string
   patienceMs?: number
   run: (items: Item[]) => Promise<Result[]>
 }): (item: Item) => Promise<Result> {
   type Waiting = { item: Item; since: number; resolve: (result: Result) => void; reject: (error: unknown) => void }
-  const waiting: Waiting[] = []
+  const { maxWeight = Infinity, weigh = () => 0, owner = () => '' } = options
+  let waiting: Waiting[] = []
   let running = false
+  let most = options.max
 
   async function runBatch(batch: Waiting[]): Promise<void> {
     try {
       const results = await options.run(batch.map((entry) => entry.item))
+      most = Math.min(2 * most, options.max)
       batch.forEach((entry, index) => {
         entry.resolve(results[index] as Result)
       })
     } catch (error) {
+      if (isTooSlow(error)) most = Math.ceil(batch.length / 2)
       if (isRetryable(error)) await runBatch(batch)
       else if (batch.length > 1 && isRefusal(error)) for (const entry of batch) await runBatch([entry])
       else for (const entry of batch) entry.reject(error)
@@ -35,20 +42,34 @@ export function createBatcher<Item, Result>(options: {
     giveUpLate()
     if (running || waiting.length === 0) return
     running = true
-    void runBatch(waiting.splice(0, batchLength())).finally(() => {
+    void runBatch(takeBatch()).finally(() => {
       running = false
       next()
     })
   }
 
-  function batchLength(): number {
-    const { max, maxWeight = Infinity, weigh = () => 0 } = options
+  function takeBatch(): Waiting[] {
+    const line = inTurn().slice(0, most)
     let weight = 0
-    const end = waiting.slice(0, max).findIndex(({ item }) => {
+    const end = line.findIndex(({ item }) => {
       weight += weigh(item)
       return weight > maxWeight
     })
-    return end < 0 ? max : Math.max(1, end)
+    const batch = new Set(end < 0 ? line : line.slice(0, Math.max(1, end)))
+    waiting = waiting.filter((entry) => !batch.has(entry))
+    return [...batch]
+  }
+
+  /** Everybody's first in the order of arrival, then everybody's second, and so on. */
+  function inTurn(): Waiting[] {
+    const seen = new Map<string, number>()
+    const line = waiting.map((entry) => {
+      const name = owner(entry.item)
+      const turn = seen.get(name) ?? 0
+      seen.set(name, turn + 1)
+      return { entry, turn }
+    })
+    return line.sort((one, other) => one.turn - other.turn).map(({ entry }) => entry)
   }
 
   function giveUpLate(): void {

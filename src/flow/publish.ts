@@ -1,3 +1,4 @@
+import { LRUCache } from 'lru-cache'
 import { PATIENCE_MS, type Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { isSameJson } from '../json.ts'
@@ -57,6 +58,8 @@ const MOST_ROUNDS = 3
 const MAX_BATCH = 100
 /** Of payloads, in characters: the database and the driver each hold a batch several times over. */
 const MAX_BATCH_LENGTH = 2 * 1024 * 1024
+/** What a delivery counts for beside them: a batch makes some two thousand, or those who wait for it would wait for long. */
+const DELIVERY_LENGTH = 1024
 
 /** Of payloads that are compared at once with the first ones of their keys, those included. */
 const COMPARED_BYTES = 1024 * 1024
@@ -69,13 +72,18 @@ const LINE = { maxWaiting: 1000, maxWaitMs: 1000, refusal: () => new AppError('o
  * then nothing was stored.
  */
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
+  /** How many deliveries the last event of a type has made. */
+  const fanout = new LRUCache<string, number>({ max: 10_000 })
+  const kindOf = ({ tenantId, event }: PublishRequest) => `${tenantId} ${event?.type}`
+
   const submit = createBatcher<PublishRequest, Row>({
     max: MAX_BATCH,
     maxWeight: MAX_BATCH_LENGTH,
-    weigh: (request) => request.event?.payload.length ?? 0,
+    weigh: (request) => (request.event?.payload.length ?? 0) + DELIVERY_LENGTH * (fanout.get(kindOf(request)) ?? 0),
+    owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
-    run: async (requests) =>
-      await pool<Row[]>`
+    async run(requests) {
+      const rows = await pool<Row[]>`
         select outcome, event_id, delivery_ids, details, same_text, original_type, octet_length(original_payload) as original_bytes,
           rate_limit, rate_count, window_start, window_left
         from waybill.publish(
@@ -83,7 +91,13 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
           ${requests.map((request) => request.event?.type ?? null)}::text[],
           ${requests.map((request) => request.event?.payload ?? null)}::text[],
           ${requests.map((request) => request.event?.idempotencyKey ?? null)}::text[],
-          ${pool.json(limits)})`,
+          ${pool.json(limits)})`
+      requests.forEach((request, index) => {
+        const { outcome, delivery_ids } = rows[index] as Row
+        if (outcome === 'accepted') fanout.set(kindOf(request), delivery_ids?.length ?? 0)
+      })
+      return rows
+    },
   })
 
   /** Where retention has removed the event, its key goes as well; and the request, which comes again, is not counted twice. */

@@ -99,6 +99,38 @@ test('a batch that the database was too slow for fails whole, and not one by one
   assert.equal(runs, 1)
 })
 
+test('after a batch that was too slow, half as many are tried, and more again when that succeeds', async () => {
+  const sizes: number[] = []
+  const submit = createBatcher<number, number>({
+    max: 8,
+    run: async (items) => {
+      sizes.push(items.length)
+      await sql.begin(async (tx) => {
+        await tx`set local statement_timeout = 20`
+        await tx`select pg_sleep(${items.length > 2 ? 5 : 0})`
+      })
+      return items
+    },
+  })
+  const results = await Promise.allSettled(Array.from({ length: 18 }, (_, n) => submit(n)))
+  assert.equal(results.filter(({ status }) => status === 'fulfilled').length, 2)
+  assert.deepEqual(sizes, [8, 4, 2, 4])
+})
+
+test('owners take turns: who brings one item does not wait for all that another has brought', async () => {
+  const batches: string[][] = []
+  const submit = createBatcher<string, string>({
+    max: 4,
+    owner: (item) => item[0] as string,
+    run: async (items) => {
+      batches.push(items)
+      return items
+    },
+  })
+  await Promise.all(['a1', 'a2', 'a3', 'a4', 'a5', 'a6', 'b1', 'b2', 'c1'].map(submit))
+  assert.deepEqual(batches, [['a1', 'b1', 'c1', 'a2'], ['a3', 'b2', 'a4', 'a5'], ['a6']])
+})
+
 test('one item that the database refuses fails alone', async () => {
   await sql`create table numbers (n int primary key check (n <> 13))`
   const submit = createBatcher<number, number>({
@@ -135,7 +167,7 @@ test('a batch that is the victim of a deadlock runs again', async () => {
           await sql`set local deadlock_timeout = '20ms'`
           for (const id of pair!) {
             await sql`update accounts set balance = balance + 1 where id = ${id}`
-            await sql`select pg_sleep(0.05)`
+            await sql`select pg_sleep(0.3)`
           }
         })
         return [true]
