@@ -19,8 +19,10 @@ const HEADERS_MS = 10_000
 const REQUEST_MS = 30_000
 /** Longer than the minute for which load balancers keep idle connections, so that they, not we, close them. */
 const KEEP_ALIVE_MS = 65_000
-/** How often Node looks for requests that are late; its own 30 s would let a header take 40. */
+/** How often Node looks for requests that are late, its own 30 s would let a header take 40, and we for answers that are. */
 const LATE_CHECK_MS = 2000
+/** An answer of which nothing is taken for this long is given up, with its connection: what it holds, others wait for. */
+const UNREAD_MS = 30_000
 /** What a request that is still arriving has left when the service stops. */
 const LAST_WORDS_MS = 3000
 
@@ -66,7 +68,11 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   )
   server.on('connection', (socket: Socket) => {
     connections.set(socket, null)
-    socket.once('close', () => connections.delete(socket))
+    const unread = cutUnread(socket)
+    socket.once('close', () => {
+      clearInterval(unread)
+      connections.delete(socket)
+    })
   })
   // An expectation other than 100-continue is one that we need not meet (RFC 9110, 10.1.1).
   server.on('checkExpectation', onRequest)
@@ -106,6 +112,23 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
         const last = setTimeout(() => cut(() => true), graceMs)
       }),
   }
+}
+
+/**
+ * Looks at a connection until the timer is cleared, and destroys it once nothing of an answer has gone out for `UNREAD_MS`. What
+ * is left of a write tells, for its end may be long in coming; the kernel takes more when a third of its buffer is free, so a
+ * reader may be as slow as 30 KiB/s even where that is 3 MiB. Node's own timeout would also meet who waits for our answer.
+ */
+function cutUnread(socket: Socket): NodeJS.Timeout {
+  let left = 0
+  let looks = 0
+  return setInterval(() => {
+    const before = left
+    left = (socket as Socket & { _handle?: { writeQueueSize: number } })._handle?.writeQueueSize ?? 0
+    looks = left > 0 && left === before ? looks + 1 : 0
+    // Looks, not a clock: while this process is stopped, nothing goes out either.
+    if (looks * LATE_CHECK_MS >= UNREAD_MS) socket.destroy()
+  }, LATE_CHECK_MS)
 }
 
 /** Whether part of an answer is on its way already: a second one would be read as its continuation. */
