@@ -7,23 +7,36 @@ import { waitFor } from './support/wait.ts'
 const LISTS = 40
 const RARE = '/v1/deliveries?event_type=rare'
 
-/** Keeps whoever reads the deliveries of the earliest day there is waiting, until the returned function is called. */
-async function holdEarliestDay({ sql }: TestDatabase): Promise<() => Promise<unknown>> {
+/**
+ * Keeps whoever reads the events or deliveries of the earliest day there is waiting, until `release` is called. `id` is of
+ * that day.
+ */
+async function holdEarliestDay({ sql }: TestDatabase) {
   const { promise: locked, resolve: lock } = Promise.withResolvers<void>()
-  const { promise: released, resolve: release } = Promise.withResolvers<void>()
-  const [day] = await sql<{ name: string }[]>`
-    select min(inhrelid::regclass::text) as name from pg_inherits
-    where inhparent = 'waybill.deliveries'::regclass and inhrelid <> 'waybill.deliveries_default'::regclass`
+  const { promise: released, resolve: letGo } = Promise.withResolvers<void>()
+  const days = await sql<{ name: string; id: string }[]>`
+    select distinct on (inhparent) oid::regclass::text as name, substring(pg_get_expr(relpartbound, oid) from $$'([0-9a-f-]{36})'$$) as id
+    from pg_inherits join pg_class on oid = inhrelid
+    where inhparent in ('waybill.events'::regclass, 'waybill.deliveries'::regclass) and relname not like '%default'
+    order by inhparent, 1`
   const holding = sql.begin(async (tx) => {
-    await tx`lock table ${tx.unsafe(day!.name)} in access exclusive mode`
+    for (const { name } of days) await tx`lock table ${tx.unsafe(name)} in access exclusive mode`
     lock()
     await released
   })
   await locked
-  return async () => {
-    release()
+  const release = async () => {
+    letGo()
     await holding
   }
+  return { id: days[0]!.id, release }
+}
+
+const waitingForLocks = async ({ sql }: TestDatabase): Promise<number> => {
+  const [row] = await sql`
+    select count(*)::int as n from pg_stat_activity
+    where datname = current_database() and application_name like 'waybill%' and wait_event_type = 'Lock'`
+  return row?.n
 }
 
 test('a tenant’s lists that go through too much keep nobody else from publishing and reading, and are told so', async (t) => {
@@ -32,13 +45,8 @@ test('a tenant’s lists that go through too much keep nobody else from publishi
   const [greedy, other] = [await createTenant(service), await createTenant(service)]
   await other.createEndpoint('http://127.0.0.1:9/')
   const today = `since=${new Date().toISOString().slice(0, 10)}T00:00:00Z`
-  const release = await holdEarliestDay(database)
-  const atWork = async () => {
-    const [row] = await database.sql`
-      select count(*)::int as n from pg_stat_activity
-      where datname = current_database() and application_name like 'waybill%' and wait_event_type = 'Lock'`
-    return row?.n
-  }
+  const { release } = await holdEarliestDay(database)
+  const atWork = () => waitingForLocks(database)
 
   let answered = false
   const asked = Promise.all(Array.from({ length: LISTS }, () => greedy.call('GET', RARE))).finally(() => {
@@ -68,4 +76,30 @@ test('a tenant’s lists that go through too much keep nobody else from publishi
   assert.equal((await greedy.call('GET', `${RARE}&${today}`)).status, 200, 'it was narrowed')
   await release()
   assert.equal((await greedy.call('GET', RARE)).status, 200)
+})
+
+test('nor do reads of single events, and of what belongs to one', async (t) => {
+  const database = await createDatabase(t)
+  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
+  const [greedy, other] = [await createTenant(service), await createTenant(service)]
+  const { id, release } = await holdEarliestDay(database)
+  const paths = [`/v1/events/${id}`, `/v1/events/${id}/deliveries`, `/v1/deliveries/${id}/attempts`]
+  for (const path of paths) {
+    let answered = false
+    const asked = Promise.all(Array.from({ length: LISTS }, () => greedy.call('GET', path))).finally(() => {
+      answered = true
+    })
+    await waitFor(async () => (await waitingForLocks(database)) >= 2, { what: 'the reads to be at work' })
+    for (let rounds = 0; !answered || rounds < 5; rounds++) {
+      const began = performance.now()
+      await other.publish()
+      const tookMs = performance.now() - began
+      assert.ok(tookMs < 1500, `publishing took ${tookMs} ms`)
+      assert.ok((await waitingForLocks(database)) <= 4, 'half of the connections are left to others')
+    }
+    const refused = (await asked).filter(({ status }) => status === 503)
+    assert.ok(refused.length > 0)
+  }
+  await release()
+  for (const path of paths) assert.equal((await greedy.call('GET', path)).status, 404)
 })

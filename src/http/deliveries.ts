@@ -1,4 +1,5 @@
 import { createRoute, z } from '@hono/zod-openapi'
+import type { Context } from 'hono'
 import { isTooSlow, type Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { createReplay } from '../flow/replay.ts'
@@ -8,7 +9,7 @@ import type { Tenant } from './auth.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
-import type { Mount } from './route.ts'
+import type { Env, Mount } from './route.ts'
 import { answers, attemptsQuery, deliveriesQuery, dlqQuery, id, listBody, listOf, timestamp } from './schemas.ts'
 
 const security = [{ apiKey: [] }]
@@ -121,7 +122,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
   const { pool, reads } = deps
   const replayNow = createReplay(pool)
 
-  async function list(tenant: Tenant, query: Filters) {
+  async function list(c: Context<Env>, tenant: Tenant, query: Filters): Promise<Response> {
     const filters = [
       ...(query.status ? [pool`status = ${query.status}`] : []),
       ...(query.endpoint_id ? [pool`endpoint_id = ${query.endpoint_id}`] : []),
@@ -134,24 +135,23 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
       ...(query.until ? [pool`delivery_id < ${firstId(query.until)}`] : []),
       ...(query.cursor ? [pool`delivery_id < ${query.cursor}`] : []),
     ]
-    const rows = await reads(
-      tenant.tenantId,
-      (sql) => sql<DeliveryRow[]>`
+    return await reads(c, tenant.tenantId, async (sql) => {
+      const rows = await sql<DeliveryRow[]>`
         select ${deliveryColumns(sql)} from waybill.deliveries
         where ${where.flatMap((condition, index) => (index === 0 ? condition : [sql` and `, condition]))}
-        order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`,
-    ).catch((error: unknown) => {
+        order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+      return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
+    }).catch((error: unknown) => {
       // No index has them, since every publish would pay for it: what matches little goes through all there is.
       if (isTooSlow(error) && filters.length > 0) throw new AppError('invalid_request', [TOO_MUCH])
       throw error
     })
-    return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
   }
 
-  async function find(tenant: Tenant, deliveryId: string): Promise<DeliveryRow> {
+  async function find(sql: Pool, tenant: Tenant, deliveryId: string): Promise<DeliveryRow> {
     const [row] = UUID.test(deliveryId)
-      ? await pool<DeliveryRow[]>`
-          select ${deliveryColumns(pool)} from waybill.deliveries
+      ? await sql<DeliveryRow[]>`
+          select ${deliveryColumns(sql)} from waybill.deliveries
           where tenant_id = ${tenant.tenantId} and delivery_id = ${deliveryId}`
       : []
     if (row === undefined) throw new AppError('delivery_not_found')
@@ -169,45 +169,39 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
       throw new AppError('monthly_attempts', { limit, current, resets_at: firstOfNextMonth(new Date()) })
   }
 
-  mount.tenant(listDeliveries, { action: 'read' }, async (c, tenant, { query }) =>
-    c.json(await list(tenant, query), 200),
-  )
+  mount.tenant(listDeliveries, { action: 'read' }, (c, tenant, { query }) => list(c, tenant, query))
 
-  mount.tenant(listDeadLetters, { action: 'read' }, async (c, tenant, { query }) =>
-    c.json(await list(tenant, { ...query, status: 'dead_lettered' }), 200),
+  mount.tenant(listDeadLetters, { action: 'read' }, (c, tenant, { query }) =>
+    list(c, tenant, { ...query, status: 'dead_lettered' }),
   )
 
   mount.tenant(getDelivery, { action: 'read' }, async (c, tenant, { params }) =>
-    c.json({ ok: true, ...renderDelivery(await find(tenant, params.delivery_id.toLowerCase())) }, 200),
+    c.json({ ok: true, ...renderDelivery(await find(pool, tenant, params.delivery_id.toLowerCase())) }, 200),
   )
 
-  mount.tenant(listAttempts, { action: 'read' }, async (c, tenant, { params, query }) => {
-    const { delivery_id } = await find(tenant, params.delivery_id.toLowerCase())
-    const rows = await reads(
-      tenant.tenantId,
-      (sql) => sql<AttemptRow[]>`
+  mount.tenant(listAttempts, { action: 'read' }, (c, tenant, { params, query }) =>
+    reads(c, tenant.tenantId, async (sql) => {
+      const { delivery_id } = await find(sql, tenant, params.delivery_id.toLowerCase())
+      const rows = await sql<AttemptRow[]>`
         select attempt_number, delivery_id, endpoint_id, url, status_code, error, error_message, response_body, response_truncated,
           duration_ms, retry_state, next_attempt_at, started_at
         from waybill.attempts where tenant_id = ${tenant.tenantId} and delivery_id = ${delivery_id}
           ${query.cursor ? sql`and attempt_number > ${Number(query.cursor)}` : sql``}
-        order by attempt_number limit ${query.limit + 1} offset ${query.offset ?? 0}`,
-    )
-    return c.json(
-      listBody(
+        order by attempt_number limit ${query.limit + 1} offset ${query.offset ?? 0}`
+      return listBody(
         query,
         rows,
         (row) => row,
         (row) => String(row.attempt_number),
-      ),
-      200,
-    )
-  })
+      )
+    }),
+  )
 
   mount.tenant(replay, { action: 'deliveries:replay' }, async (c, tenant, { params }) => {
     const deliveryId = params.delivery_id.toLowerCase()
-    await find(tenant, deliveryId)
+    await find(pool, tenant, deliveryId)
     await requireAttempts(tenant)
     await replayNow(tenant.tenantId, deliveryId)
-    return c.json({ ok: true, ...renderDelivery(await find(tenant, deliveryId)) }, 202)
+    return c.json({ ok: true, ...renderDelivery(await find(pool, tenant, deliveryId)) }, 202)
   })
 }

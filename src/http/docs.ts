@@ -83,9 +83,10 @@ const getReference = createRoute({
 
 /** `/openapi.json` and the reference page `/docs`, both whole without internet access. */
 export function mountDocs(mount: Mount, app: App, options: () => DocumentOptions): void {
-  let document: string | undefined
+  // As bytes, it is the same for every connection on which nobody reads it.
+  let document: Buffer<ArrayBuffer> | undefined
   mount.open(getDocument, (c) => {
-    document ??= JSON.stringify(openApiDocument(app, options()))
+    document ??= Buffer.from(JSON.stringify(openApiDocument(app, options())))
     c.header('cache-control', 'no-cache')
     return c.body(document, 200, { 'content-type': 'application/json' })
   })

@@ -63,27 +63,23 @@ type Row = StandingRow & {
 export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): void {
   mount.tenant(getEndpointHealth, { action: 'read' }, async (c, { tenantId }, { params }) => {
     const endpointId = params.endpoint_id.toLowerCase()
-    const [row] = UUID.test(endpointId)
-      ? await reads(
-          tenantId,
-          (sql) => sql<Row[]>`
-            select endpoints.endpoint_id, is_active, ${standingColumns(sql)}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
-              coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
-            from waybill.endpoints
-            left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
-            cross join lateral (
-              select coalesce(sum(attempts), 0)::float8 as attempts,
-                coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes
-              from waybill.attempt_counts c
-              where c.tenant_id = endpoints.tenant_id and c.endpoint_id = endpoints.endpoint_id
-                and c.hour > date_trunc('hour', now()) - ${WINDOW_HOURS} * interval '1 hour') w
-            where endpoints.tenant_id = ${tenantId} and endpoints.endpoint_id = ${endpointId}`,
-        )
-      : []
-    if (row === undefined) throw new AppError('endpoint_not_found')
-    const successRate = row.attempts === 0 ? null : row.successes / row.attempts
-    return c.json(
-      {
+    if (!UUID.test(endpointId)) throw new AppError('endpoint_not_found')
+    return await reads(c, tenantId, async (sql) => {
+      const [row] = await sql<Row[]>`
+        select endpoints.endpoint_id, is_active, ${standingColumns(sql)}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
+          coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
+        from waybill.endpoints
+        left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+        cross join lateral (
+          select coalesce(sum(attempts), 0)::float8 as attempts,
+            coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes
+          from waybill.attempt_counts c
+          where c.tenant_id = endpoints.tenant_id and c.endpoint_id = endpoints.endpoint_id
+            and c.hour > date_trunc('hour', now()) - ${WINDOW_HOURS} * interval '1 hour') w
+        where endpoints.tenant_id = ${tenantId} and endpoints.endpoint_id = ${endpointId}`
+      if (row === undefined) throw new AppError('endpoint_not_found')
+      const successRate = row.attempts === 0 ? null : row.successes / row.attempts
+      return {
         ok: true,
         endpoint_id: row.endpoint_id,
         window_hours: WINDOW_HOURS,
@@ -96,8 +92,7 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
         pending_count: row.live,
         ...renderStanding(row),
         dead_letter_count: row.dead_lettered,
-      },
-      200,
-    )
+      }
+    })
   })
 }

@@ -84,18 +84,14 @@ export function mountEndpoints(
   })
 
   mount.tenant(route.list, { action: 'read' }, async (c, tenant, { query }) => {
-    const rows = await reads(
-      tenant.tenantId,
-      (sql) => sql<EndpointRow[]>`
+    return await reads(c, tenant.tenantId, async (sql) => {
+      const rows = await sql<EndpointRow[]>`
         select ${columns(sql)} from waybill.endpoints
         where tenant_id = ${tenant.tenantId} ${query.active_only ? sql`and is_active` : sql``}
           ${query.cursor ? sql`and endpoint_id < ${query.cursor}` : sql``}
-        order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`,
-    )
-    return c.json(
-      listBody(query, rows, render, (row) => row.endpoint_id),
-      200,
-    )
+        order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+      return listBody(query, rows, render, (row) => row.endpoint_id)
+    })
   })
 
   mount.tenant(route.get, { action: 'read' }, async (c, tenant, { params }) => {

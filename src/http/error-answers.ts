@@ -116,7 +116,8 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     remedy: 'Repeat with the same key and body; report the `X-Request-Id` if it stays',
   },
   overloaded: {
-    cause: 'More requests wait, of all tenants or of this one, than there is room for; nothing was done for this one',
+    cause:
+      'More requests wait, or answers wait to be read, of all tenants or of this one, than there is room for; nothing was done for this one',
     remedy: 'Wait a second (`Retry-After`), then repeat with the same key and body',
   },
 }

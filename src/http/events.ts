@@ -1,5 +1,4 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import type { Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { madeAt, UUID } from '../ids.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
@@ -35,7 +34,7 @@ const getEvent = createRoute({
         })
         .openapi('Event'),
     ),
-    ...errorAnswers(...TENANT_ERRORS, 'event_not_found'),
+    ...errorAnswers(...TENANT_ERRORS, 'event_not_found', 'overloaded'),
   },
 })
 
@@ -63,46 +62,45 @@ type EventRow = {
 }
 
 /** Reading what was published. */
-export function mountEvents(mount: Mount, { pool, reads }: { pool: Pool; reads: Reads }): void {
+export function mountEvents(mount: Mount, { reads }: { reads: Reads }): void {
   mount.tenant(getEvent, { action: 'read' }, async (c, tenant, { params }) => {
-    const row = await findEvent(pool, tenant.tenantId, params.event_id)
-    const { payload: text, ...fields } = row
-    const record = { ok: true, event_id: fields.event_id, tenant_id: tenant.tenantId, event_type: fields.event_type }
-    const rest = {
-      idempotency_key: fields.idempotency_key,
-      delivery_count: fields.delivery_count,
-      created_at: madeAt(row.event_id),
-    }
-    // Put together as text, so that the payload comes back as it was published.
-    const body = `${JSON.stringify(record).slice(0, -1)},"payload":${text},${JSON.stringify(rest).slice(1)}`
-    return c.body(body, 200, { 'content-type': 'application/json' })
+    const eventId = eventIdOf(params)
+    return await reads(c, tenant.tenantId, async (sql) => {
+      const [row] = await sql<EventRow[]>`
+        select event_id, event_type, payload, idempotency_key, delivery_count from waybill.events
+        where tenant_id = ${tenant.tenantId} and event_id = ${eventId}`
+      if (row === undefined) throw new AppError('event_not_found')
+      const record = { ok: true, event_id: row.event_id, tenant_id: tenant.tenantId, event_type: row.event_type }
+      const rest = {
+        idempotency_key: row.idempotency_key,
+        delivery_count: row.delivery_count,
+        created_at: madeAt(row.event_id),
+      }
+      // Put together as text, so that the payload comes back as it was published.
+      return `${JSON.stringify(record).slice(0, -1)},"payload":${row.payload},${JSON.stringify(rest).slice(1)}`
+    })
   })
 
   mount.tenant(listEventDeliveries, { action: 'read' }, async (c, tenant, { params, query }) => {
-    const { event_id } = await findEvent(pool, tenant.tenantId, params.event_id)
-    const rows = await reads(
-      tenant.tenantId,
-      (sql) => sql<DeliveryRow[]>`
+    const eventId = eventIdOf(params)
+    return await reads(c, tenant.tenantId, async (sql) => {
+      const [event] = await sql`
+        select 1 from waybill.events where tenant_id = ${tenant.tenantId} and event_id = ${eventId}`
+      if (event === undefined) throw new AppError('event_not_found')
+      const rows = await sql<DeliveryRow[]>`
         select ${deliveryColumns(sql)} from waybill.deliveries
-        where tenant_id = ${tenant.tenantId} and event_id = ${event_id}
-          and delivery_id between waybill.first_delivery_id(${event_id}) and waybill.last_delivery_id(${event_id})
+        where tenant_id = ${tenant.tenantId} and event_id = ${eventId}
+          and delivery_id between waybill.first_delivery_id(${eventId}) and waybill.last_delivery_id(${eventId})
           ${query.cursor ? sql`and delivery_id < ${query.cursor}` : sql``}
-        order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`,
-    )
-    return c.json(
-      listBody(query, rows, renderDelivery, (row) => row.delivery_id),
-      200,
-    )
+        order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+      return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
+    })
   })
 }
 
-async function findEvent(pool: Pool, tenantId: string, eventId: string): Promise<EventRow> {
-  const id = eventId.toLowerCase()
-  const [row] = UUID.test(id)
-    ? await pool<EventRow[]>`
-        select event_id, event_type, payload, idempotency_key, delivery_count from waybill.events
-        where tenant_id = ${tenantId} and event_id = ${id}`
-    : []
-  if (row === undefined) throw new AppError('event_not_found')
-  return row
+/** The id as it is stored, or 404: an id that is no UUID belongs to nothing. */
+function eventIdOf(params: { event_id: string }): string {
+  const id = params.event_id.toLowerCase()
+  if (!UUID.test(id)) throw new AppError('event_not_found')
+  return id
 }

@@ -52,45 +52,39 @@ type Attempts = { status_code: number; attempts: number; retries: number }
 /** What happens in a tenant, summed up from its counters. */
 export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
   mount.tenant(getMetrics, { action: 'read' }, async (c, { tenantId }) => {
-    const [[deliveries], attempts, [endpoints], [oldest]] = await reads(
-      tenantId,
-      async (sql) =>
-        [
-          await sql<Deliveries[]>`
-            select coalesce(sum(pending), 0)::float8 as pending, coalesce(sum(retrying), 0)::float8 as retrying,
-              coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered,
-              coalesce(sum(held), 0)::float8 as held
-            from waybill.endpoint_stats where tenant_id = ${tenantId}`,
-          await sql<Attempts[]>`
-            select status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
-            from waybill.attempt_counts where tenant_id = ${tenantId} group by status_code order by status_code`,
-          await sql<{ total: number; active: number }[]>`
-            select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`,
-          // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or an earlier one
-          // waits for its retry where the order is strict.
-          await sql<{ seconds: number }[]>`
-            select coalesce(max(greatest(0, extract(epoch from now() - least(queued.due, held.due)))), 0)::float8 as seconds
-            from waybill.endpoints e
-            join waybill.endpoint_stats s using (tenant_id, endpoint_id)
-            left join lateral (
-              select min(next_attempt_at) as due from (
-                select next_attempt_at from waybill.deliveries d
-                where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
-                order by delivery_id limit ${OLDEST}) oldest
-            ) queued on true
-            left join lateral (
-              select case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end as due
-              from waybill.deliveries d
-              where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
-              order by delivery_id limit 1) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
-            where e.tenant_id = ${tenantId}`,
-        ] as const,
-    )
-    const { held, ...byStatus } = deliveries as Deliveries
-    const total = endpoints?.total ?? 0
-    const active = endpoints?.active ?? 0
-    return c.json(
-      {
+    return await reads(c, tenantId, async (sql) => {
+      const [deliveries] = await sql<Deliveries[]>`
+        select coalesce(sum(pending), 0)::float8 as pending, coalesce(sum(retrying), 0)::float8 as retrying,
+          coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered,
+          coalesce(sum(held), 0)::float8 as held
+        from waybill.endpoint_stats where tenant_id = ${tenantId}`
+      const attempts = await sql<Attempts[]>`
+        select status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
+        from waybill.attempt_counts where tenant_id = ${tenantId} group by status_code order by status_code`
+      const [endpoints] = await sql<{ total: number; active: number }[]>`
+        select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`
+      // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or an earlier one
+      // waits for its retry where the order is strict.
+      const [oldest] = await sql<{ seconds: number }[]>`
+        select coalesce(max(greatest(0, extract(epoch from now() - least(queued.due, held.due)))), 0)::float8 as seconds
+        from waybill.endpoints e
+        join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+        left join lateral (
+          select min(next_attempt_at) as due from (
+            select next_attempt_at from waybill.deliveries d
+            where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
+            order by delivery_id limit ${OLDEST}) oldest
+        ) queued on true
+        left join lateral (
+          select case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end as due
+          from waybill.deliveries d
+          where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
+          order by delivery_id limit 1) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
+        where e.tenant_id = ${tenantId}`
+      const { held, ...byStatus } = deliveries as Deliveries
+      const total = endpoints?.total ?? 0
+      const active = endpoints?.active ?? 0
+      return {
         ok: true,
         deliveries_by_status: byStatus,
         attempts_by_status_code: Object.fromEntries(
@@ -101,8 +95,7 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
         retry_count: attempts.reduce((sum, row) => sum + row.retries, 0),
         endpoint_counts: { total, active, inactive: total - active },
         queue_age_seconds: Math.round((oldest?.seconds ?? 0) * 1000) / 1000,
-      },
-      200,
-    )
+      }
+    })
   })
 }

@@ -1,0 +1,119 @@
+import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
+import { connect, type Socket } from 'node:net'
+import { type TestContext, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { cleanUp } from './support/cleanup.ts'
+import { createDatabase, type TestDatabase } from './support/database.ts'
+import { createTenant, type Service, startService, type Tenant } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+/** An attempts page of 4 MiB, more than the kernel keeps of one on its way. */
+const ROWS = 250
+const BODY_BYTES = 16 * 1024
+const SOCKETS = 60
+/** Of the answers that nobody reads, a tenant's may come to 32 MiB; what is on its way through comes on top. */
+const GROWTH_MIB = 250
+
+test('answers that nobody reads are bounded and cut off; who reads slowly gets all of its own', async (t) => {
+  const database = await createDatabase(t)
+  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
+  const tenants = [await createTenant(service), await createTenant(service), await createTenant(service)] as const
+  const [greedy, slow, other] = tenants
+  const page = new Map<Tenant, string>()
+  for (const tenant of tenants) page.set(tenant, await addAttempts(database, tenant))
+  const read = (tenant: Tenant) => tenant.call('GET', page.get(tenant)!)
+  const { text } = await read(slow)
+  assert.ok(text.length > ROWS * BODY_BYTES)
+  await read(other)
+  const before = await memoryMiB(service)
+
+  // Some 35 seconds in all: longer than an answer may stand still.
+  const slowly = readSlowly(open(t, service, ask(slow, page.get(slow)!).repeat(3)), {
+    bytes: 3 * text.length,
+    everyMs: 180,
+  })
+  const unread = Array.from({ length: SOCKETS }, () => open(t, service, ask(greedy, page.get(greedy)!)).pause())
+  await waitFor(async () => (await read(greedy)).status === 503, { what: 'the share of the tenant to be taken' })
+  const isCut = async () => {
+    const began = performance.now()
+    await other.publish()
+    const tookMs = performance.now() - began
+    assert.ok(tookMs < 2000, `publishing took ${tookMs} ms`)
+    assert.equal((await read(other)).status, 200)
+    const grownMiB = (await memoryMiB(service)) - before
+    assert.ok(grownMiB < GROWTH_MIB, `it has grown by ${grownMiB} MiB`)
+    // An empty line means nothing to the service, and shows whether the connection is still there.
+    for (const socket of unread) socket.write('\r\n')
+    return unread.some((socket) => socket.destroyed)
+  }
+  const began = Date.now()
+  while (!(await isCut())) {
+    assert.ok(Date.now() - began < 60_000, 'but in time')
+    await sleep(1000)
+  }
+  assert.ok(Date.now() - began > 20_000, 'not at once')
+  await waitFor(async () => (await read(greedy)).status === 200, { what: 'room' })
+
+  const received = await slowly
+  assert.equal(received.split(text).length - 1, 3, 'three whole answers')
+})
+
+test('answers one behind the other on a connection that is lost take no room any more', async (t) => {
+  const database = await createDatabase(t)
+  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
+  const tenant = await createTenant(service)
+  const path = await addAttempts(database, tenant)
+  const status = async () => (await tenant.call('GET', path)).status
+  for (let round = 0; round < 3; round++) {
+    const sockets: Socket[] = []
+    const fill = async () => {
+      sockets.push(
+        open(t, service, ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 10}`)).repeat(80)).pause(),
+      )
+      return (await status()) === 503
+    }
+    await waitFor(fill, { what: 'the share of the tenant to be taken' })
+    for (const socket of sockets) socket.resetAndDestroy()
+    await waitFor(async () => (await status()) === 200, { what: 'it to be given back' })
+  }
+  assert.equal(service.stderr(), '')
+})
+
+/** A delivery of the tenant with as many attempts as a page holds, each with a body of the largest size; the page's path. */
+async function addAttempts({ sql }: TestDatabase, tenant: Tenant): Promise<string> {
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+  const id = (await tenant.publish()).delivery_ids[0]!
+  await sql`
+    insert into waybill.attempts (tenant_id, delivery_id, attempt_number, endpoint_id, url, status_code, error, error_message,
+      response_body, response_truncated, duration_ms, retry_state, next_attempt_at, started_at)
+    select ${tenant.tenantId}, ${id}, n, ${endpoint_id}, 'http://127.0.0.1:9/', 500, 'http_status', null,
+      repeat('x', ${BODY_BYTES}), false, 1, 'will_retry', null, now() from generate_series(1, ${ROWS}) n`
+  return `/v1/deliveries/${id}/attempts?limit=${ROWS}`
+}
+
+const ask = ({ key }: Tenant, path: string) =>
+  `GET ${path} HTTP/1.1\r\nhost: waybill\r\nauthorization: Bearer ${key}\r\n\r\n`
+
+function open(t: TestContext, { port }: Service, requests: string): Socket {
+  const socket = connect(port, '127.0.0.1')
+  cleanUp(t, () => socket.destroy())
+  socket.on('error', () => {}).write(requests)
+  return socket
+}
+
+/** Reads a little every so often, until there are `bytes` and one answer's end,, or the connection ends. */
+async function readSlowly(socket: Socket, { bytes, everyMs }: { bytes: number; everyMs: number }): Promise<string> {
+  let received = ''
+  for await (const chunk of socket.setEncoding('latin1')) {
+    received += chunk
+    if (received.length > bytes && received.endsWith('}')) break
+    await sleep(everyMs)
+  }
+  return received
+}
+
+async function memoryMiB({ pid }: Service): Promise<number> {
+  const [, kib] = /VmRSS:\s+(\d+) kB/.exec(await readFile(`/proc/${pid}/status`, 'utf8')) ?? []
+  return Math.round(Number(kib) / 1024)
+}
