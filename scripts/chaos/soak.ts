@@ -31,7 +31,7 @@ const soaked: Experiment = {
   id: 'F44',
   title: `a soak: ${MINUTES} minutes of load, and F1, F7 or F8 by chance in each`,
   setup: { workers: 0, flags: COLLECTING },
-  limitSeconds: (MINUTES + 5) * 60,
+  limitSeconds: (MINUTES + 15) * 60,
   async run(world) {
     // As many as are delivered within a minute.
     const release = await startBacklog(world, RATE * 2.5 * 60)
