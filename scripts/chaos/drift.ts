@@ -49,30 +49,14 @@ export async function startBacklog(world: World, count: number) {
   await sql`
     update pgboss.job set start_after = now() + interval '1 day', priority = waybill.retry_priority(now() + interval '1 day')
     where name = 'deliveries'`
-  await compactJobs(world)
+  // Without the dead rows of this: what grows later has to be seen.
+  const [queue] = await sql`select format('pgboss.%I', table_name) as jobs from pgboss.queue where name = 'deliveries'`
+  await sql.unsafe(`vacuum full ${queue!.jobs}`)
   return async () => {
     await sql`
       update pgboss.job set start_after = now(), priority = waybill.retry_priority(now())
       where name = 'deliveries' and start_after > now() + interval '1 hour'`
   }
-}
-
-/**
- * Publishes so many events at once, and resolves when they are delivered: V8 compiles what has run so often, which at a
- * soak's rate would take it an hour and look like a leak.
- */
-export async function warmUp(world: World, count: number) {
-  const { sql } = world.database
-  await publishMany(world, count, 'order.paid')
-  const isDue = () => sql`select from pgboss.job where name = 'deliveries' and start_after <= now() limit 1`
-  await waitFor(async () => (await isDue()).length === 0, { timeoutMs: 120_000, what: 'all to be delivered' })
-  await compactJobs(world)
-}
-
-/** Takes the dead rows out of the table of the jobs, and the room that they had: what grows later has to be seen. */
-async function compactJobs({ database: { sql } }: World) {
-  const [queue] = await sql`select format('pgboss.%I', table_name) as jobs from pgboss.queue where name = 'deliveries'`
-  await sql.unsafe(`vacuum full ${queue!.jobs}`)
 }
 
 export type Memory = { at: number; rss: number; used: number; code: number }

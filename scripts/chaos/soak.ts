@@ -5,7 +5,6 @@ import {
   type Memory,
   risePerHour,
   startBacklog,
-  warmUp,
   watchJobs,
   watchProcess,
 } from './drift.ts'
@@ -20,9 +19,7 @@ const MOST_MIB_PER_HOUR = 2
 /** What a pool may have opened since, and keeps for some minutes; one for each fault would be three times as many. */
 const MOST_FILES_MORE = 5
 const MINUTES = 30
-/** Before the half hour: as many as the half hour has itself. */
-const WARM_UP_EVENTS = 60_000
-/** And the first half of that: caches, pools and pages fill up to what the load takes, and V8 compiles what runs now and then. */
+/** The first of so many: caches, pools and pages fill up to what the load takes, and V8 compiles what runs now and then. */
 const WARM_UP = 1 / 2
 const FAULT_EVERY_MS = 60_000
 const OUTAGE_MS = 5000
@@ -31,15 +28,13 @@ const soaked: Experiment = {
   id: 'F44',
   title: `a soak: ${MINUTES} minutes of load, and F1, F7 or F8 by chance in each`,
   setup: { workers: 0, flags: COLLECTING },
-  limitSeconds: (MINUTES + 15) * 60,
+  limitSeconds: (MINUTES + 5) * 60,
   async run(world) {
     // As many as are delivered within a minute.
     const release = await startBacklog(world, RATE * 2.5 * 60)
     const [api] = world.fleet.running('api')
     const [survivor] = await Promise.all([world.fleet.start('worker'), world.fleet.start('worker')])
-    // Watched already: collecting all garbage throws away what is compiled and not in use.
     const watches = [watchProcess(world, api!), watchProcess(world, survivor)]
-    await warmUp(world, world.quick ? 1000 : WARM_UP_EVENTS)
     const table = watchJobs(world)
     const load = world.load({ rate: RATE })
     const made: Record<keyof typeof FAULTS, number> = { F1: 0, F7: 0, F8: 0 }
