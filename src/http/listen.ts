@@ -23,6 +23,8 @@ const KEEP_ALIVE_MS = 65_000
 const LATE_CHECK_MS = 2000
 /** An answer of which nothing is taken for this long is given up, with its connection: what it holds, others wait for. */
 const UNREAD_MS = 30_000
+/** What a client has to read the answer to what was no request. */
+const LINGER_MS = 2000
 /** What a request that is still arriving has left when the service stops. */
 const LAST_WORDS_MS = 3000
 
@@ -45,6 +47,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   const onRequest = (request: IncomingMessage, response: ServerResponse) => {
     // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
     if (draining) response.setHeader('connection', 'close')
+    const isBusy = connections.get(request.socket)?.complete === true
     connections.set(request.socket, request)
     response.once('close', () => {
       if (connections.get(request.socket) === request) connections.set(request.socket, null)
@@ -52,7 +55,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       setImmediate(() => draining && server.closeIdleConnections())
     })
     if (request.headers.host === undefined && request.httpVersionMinor > 0) {
-      refusal(400, 'must carry a Host header').end(request.socket)
+      if (isBusy) request.socket.destroy()
+      else refusal(400, 'must carry a Host header').end(request.socket)
     } else void answer(request, response)
   }
   const server = createServer(
@@ -78,7 +82,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   server.on('checkExpectation', onRequest)
   server.on('connect', (_request: IncomingMessage, socket: Duplex) => refusal(404, null).end(socket))
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) => {
-    if (error.code === 'ECONNRESET' || !socket.writable || isAnswering(socket)) socket.destroy()
+    // What one sent behind a request that is not answered yet must not be taken for its answer.
+    const isBusy = connections.get(socket)?.complete === true
+    if (error.code === 'ECONNRESET' || !socket.writable || isBusy || isAnswering(socket)) socket.destroy()
     else if (error.code === 'HPE_HEADER_OVERFLOW') refusal(431, 'the headers must be at most 16 KiB in all').end(socket)
     else if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') refusal(408, 'the request took too long to arrive').end(socket)
     else refusal(400, 'is not valid HTTP').end(socket)
@@ -153,6 +159,8 @@ function refusal(status: 400 | 404 | 408 | 431, message: string | null) {
     end(socket: Duplex) {
       const head = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`)
       socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${head.join('')}\r\n${body}`)
+      // Node looks at such a connection no more, and a client that keeps its side open would keep ours.
+      setTimeout(() => socket.destroy(), LINGER_MS).unref()
     },
   }
 }

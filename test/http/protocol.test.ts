@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { connect } from 'node:net'
 import { after, describe, test } from 'node:test'
 import { createDatabase } from '../support/database.ts'
 import { type RawAnswer, rawRequest } from '../support/raw-http.ts'
@@ -205,6 +206,37 @@ test('headers that do not end are answered with 408 after ten seconds, however t
   const { answers, tookMs } = await lateAnswers
   for (const answer of answers) assertOurs(answer, 408, 'invalid request')
   assert.ok(tookMs >= 9500 && tookMs < 14_000, `${tookMs} ms`)
+})
+
+for (const [name, head] of Object.entries({
+  garbage: 'hello\r\n\r\n',
+  'a request without Host': 'GET /health HTTP/1.1\r\n\r\n',
+  CONNECT: `CONNECT localhost:80 HTTP/1.1\r\n${HOST}\r\n`,
+  'headers that do not end': `GET /health HTTP/1.1\r\n${HOST}`,
+})) {
+  test(`a client that keeps its side open after ${name} does not keep the connection`, async () => {
+    const socket = connect({ port: service.port, host: '127.0.0.1', allowHalfOpen: true })
+    let answered = false
+    socket.once('data', () => {
+      answered = true
+    })
+    socket.write(head)
+    // The answer's end has been read long before; what is written to a closed connection is refused.
+    const prod = setInterval(() => answered && socket.write('x'), 200)
+    await new Promise<void>((gone) => socket.once('error', () => gone()).once('close', () => gone()))
+    clearInterval(prod)
+    socket.destroy()
+    assert.ok(answered)
+  })
+}
+
+test('behind a request that is being answered, what is no request ends the connection and is not taken for its answer', async () => {
+  const body = JSON.stringify({ event_type: 'a.b', payload: {} })
+  const publish = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Content-Length: ${body.length}\r\n\r\n${body}`
+  for (const behind of ['hello\r\n\r\n', 'GET /health HTTP/1.1\r\n\r\n']) {
+    const answer = await rawRequest(service.port, publish + behind)
+    assert.ok(answer === null || answer.status === 202, answer?.text)
+  }
 })
 
 test('nothing above was a fault of ours', () => {
