@@ -163,6 +163,14 @@ describe('each field, just within its bounds and just beyond', () => {
     }
   })
 
+  test('of thousands of mistakes the first twenty are told', async () => {
+    const fields = Array.from({ length: 2000 }, (_, n) => `"${n}":1`).join()
+    const { status, body } = await call(tenant.key, 'POST', '/v1/events', `{"event_type":"a","payload":{},${fields}}`)
+    assert.equal(status, 400)
+    assert.equal(body.details.length, 20)
+    assert.deepEqual(body.details[0], { path: '0', message: 'is not a known field' })
+  })
+
   test('an idempotency key', async () => {
     const publish = (key: string) =>
       call(tenant.key, 'POST', '/v1/events', { event_type: 'a', payload: {} }, { 'idempotency-key': key })
