@@ -129,16 +129,16 @@ async function deactivate(
     return failed ? [{ standing, reason: 'failing', url: null }] : []
   })
   if (doomed.length === 0) return []
-  const rows = await sql<{ endpoint_id: string; url: string; inactive_since: Date }[]>`
+  const rows = await sql<{ tenant_id: string; endpoint_id: string; url: string; inactive_since: Date }[]>`
     update waybill.endpoints p set is_active = false, inactive_reason = d.reason, inactive_since = now(), updated_at = now()
     from unnest(${doomed.map(({ standing }) => standing.tenant_id)}::text[], ${doomed.map(({ standing }) => standing.endpoint_id)}::uuid[],
       ${doomed.map(({ reason }) => reason)}::text[], ${doomed.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
     where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active and (d.url is null or p.url = d.url)
-    returning p.endpoint_id, p.url, p.inactive_since`
+    returning p.tenant_id, p.endpoint_id, p.url, p.inactive_since`
   // Made active again, it has its days again.
   await sql`
     update waybill.endpoint_stats set failure_streak = 0, failing_since = null
-    where (tenant_id, endpoint_id) in (select * from unnest(${doomed.map(({ standing }) => standing.tenant_id)}::text[], ${doomed.map(({ standing }) => standing.endpoint_id)}::uuid[]))`
+    where (tenant_id, endpoint_id) in (select * from unnest(${rows.map((row) => row.tenant_id)}::text[], ${rows.map((row) => row.endpoint_id)}::uuid[]))`
   const changes: StateChange[] = []
   for (const row of rows) {
     const known = doomed.find(({ standing }) => standing.endpoint_id === row.endpoint_id)

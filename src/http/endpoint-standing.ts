@@ -42,7 +42,10 @@ export function renderStanding({ is_active, inactive_reason, inactive_since, sta
   }
   const since = moment(standing?.since)
   if (standing?.breaker === 'open') {
-    const failing = `failed ${standing.failure_streak} times in a row since ${moment(standing.failing_since)?.toISOString()}`
+    // A probe has just succeeded, where nothing is failing since any time.
+    const failing = standing.failing_since
+      ? `failed ${standing.failure_streak} times in a row since ${new Date(standing.failing_since).toISOString()}`
+      : 'its recovery is being recorded'
     return {
       state: 'failing',
       state_reason: failing,
