@@ -38,3 +38,15 @@ test('deliveries whose jobs were deleted behind the service are all sent within 
   const [attempts] = await database.sql`select max(attempt_number) as most, count(*)::int as n from waybill.attempts`
   assert.deepEqual({ ...attempts }, { most: 2, n: 22 })
 })
+
+test('a rate window that begins tomorrow, because the clock was ahead, refuses nobody until then', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const api = await startService(t, { databaseUrl, mode: 'api', env: { RATE_LIMIT_EVENTS_WRITE: '1' } })
+  const tenant = await createTenant(api)
+  const publish = () => tenant.call('POST', '/v1/events', { body: { event_type: 'a', payload: {} } })
+  assert.equal((await publish()).status, 202)
+  await sql`update waybill.rate_windows set window_start = window_start + interval '1 day'`
+  assert.equal((await publish()).status, 429)
+  await startService(t, { databaseUrl, mode: 'worker' })
+  await waitFor(async () => (await publish()).status === 202, { what: 'an event to be accepted' })
+})

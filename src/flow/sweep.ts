@@ -11,6 +11,7 @@ const MAX_BATCH = 1000
 /**
  * The net under the queue: a delivery that is due, not held, and has no job (rows were deleted behind our back, a
  * backup was put together from two moments) is held, and so comes back with the retries it had. One process at a time.
+ * And rate windows that have not begun, since the database's clock was ahead, would refuse their tenants until they have.
  */
 export function startSweep({ pool, log }: { pool: Pool; log: Log }): Loop {
   return startLoop({
@@ -18,6 +19,7 @@ export function startSweep({ pool, log }: { pool: Pool; log: Log }): Loop {
     idleMs: SWEEP_MS,
     log,
     async run() {
+      await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
       const [swept] = await pool<{ count: number }[]>`
         with mine as (
           select pg_try_advisory_xact_lock(hashtext('waybill.sweep')) as alone
