@@ -109,11 +109,14 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
         body: { event_type: 'a.b', payload: {} },
         headers: { 'idempotency-key': key },
       })
-    const blocked = await Promise.all([
-      ...Array.from({ length: 200 }, (_, n) => publish(`key-${n}`)),
-      ...Array.from({ length: 20 }, () => tenant.call('GET', `/v1/events/${own.event_id}`)),
+    const [publishes, reads] = await Promise.all([
+      Promise.all(Array.from({ length: 200 }, (_, n) => publish(`key-${n}`))),
+      Promise.all(Array.from({ length: 20 }, () => tenant.call('GET', `/v1/events/${own.event_id}`))),
     ])
-    for (const reply of blocked) assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
+    for (const reply of publishes) assert.deepEqual([reply.status, reply.body], [500, INTERNAL])
+    const overloaded = { ok: false, error: 'service overloaded' }
+    for (const { status, body } of reads) assert.deepEqual(body, status === 500 ? INTERNAL : overloaded)
+    assert.ok(reads.some(({ status }) => status === 500) && reads.some(({ status }) => status === 503))
     assert.equal((await tenant.call('GET', '/v1/endpoints')).status, 200)
     await healthWas200()
     assertAnsweredInTime(service)
