@@ -40,6 +40,29 @@ const lateAnswers = (() => {
   return answers.then((both) => ({ answers: both, tookMs: Date.now() - started }))
 })()
 
+/** Sends bytes, keeps its side open after the answer, and resolves, with whether there was one, when the connection is closed. */
+async function keepOpen(head: string): Promise<boolean> {
+  const socket = connect({ port: service.port, host: '127.0.0.1', allowHalfOpen: true })
+  let answered = false
+  socket.once('data', () => {
+    answered = true
+  })
+  socket.write(head)
+  // The answer's end has been read long before; what is written to a closed connection is refused.
+  const prod = setInterval(() => answered && socket.write('x'), 200)
+  await new Promise<void>((gone) => socket.once('error', () => gone()).once('close', () => gone()))
+  clearInterval(prod)
+  socket.destroy()
+  return answered
+}
+
+const keptOpen = {
+  garbage: keepOpen('hello\r\n\r\n'),
+  'a request without Host': keepOpen('GET /health HTTP/1.1\r\n\r\n'),
+  CONNECT: keepOpen(`CONNECT localhost:80 HTTP/1.1\r\n${HOST}\r\n`),
+  'headers that do not end': keepOpen(`GET /health HTTP/1.1\r\n${HOST}`),
+}
+
 describe('what is not HTTP', () => {
   const refused: [string, string, number][] = [
     ['no HTTP at all', 'hello\r\n\r\n', 400],
@@ -208,25 +231,9 @@ test('headers that do not end are answered with 408 after ten seconds, however t
   assert.ok(tookMs >= 9500 && tookMs < 14_000, `${tookMs} ms`)
 })
 
-for (const [name, head] of Object.entries({
-  garbage: 'hello\r\n\r\n',
-  'a request without Host': 'GET /health HTTP/1.1\r\n\r\n',
-  CONNECT: `CONNECT localhost:80 HTTP/1.1\r\n${HOST}\r\n`,
-  'headers that do not end': `GET /health HTTP/1.1\r\n${HOST}`,
-})) {
+for (const [name, gone] of Object.entries(keptOpen)) {
   test(`a client that keeps its side open after ${name} does not keep the connection`, async () => {
-    const socket = connect({ port: service.port, host: '127.0.0.1', allowHalfOpen: true })
-    let answered = false
-    socket.once('data', () => {
-      answered = true
-    })
-    socket.write(head)
-    // The answer's end has been read long before; what is written to a closed connection is refused.
-    const prod = setInterval(() => answered && socket.write('x'), 200)
-    await new Promise<void>((gone) => socket.once('error', () => gone()).once('close', () => gone()))
-    clearInterval(prod)
-    socket.destroy()
-    assert.ok(answered)
+    assert.ok(await gone, 'it was answered')
   })
 }
 
