@@ -34,7 +34,6 @@ test('10,000 requests of 256 KiB at once are each stored or told to come back, w
     assert.match(answer, /\r\nretry-after: 1\r\n/i)
     assert.match(answer, /{"ok":false,"error":"service overloaded"}$/)
   }
-  assert.ok(accepted.length > 0, 'none was accepted')
   assert.ok(late.length < CLIENTS / 2, `${late.length} were late`)
   const [stored] = await sql`select count(*)::int as n, min(length(payload)) as shortest from waybill.events`
   assert.ok(stored?.n >= accepted.length && stored?.n <= accepted.length + late.length, `${stored?.n} are stored`)
@@ -42,7 +41,8 @@ test('10,000 requests of 256 KiB at once are each stored or told to come back, w
   const peakMiB = Number(/VmHWM:\s+(\d+) kB/.exec(await readFile(`/proc/${service.pid}/status`, 'utf8'))?.[1]) / 1024
   t.diagnostic(`${accepted.length} accepted; at most ${Math.round(peakMiB)} MiB`)
   assert.ok(peakMiB < 1024, `${Math.round(peakMiB)} MiB at most`)
-  assert.equal((await tenant.call('POST', '/v1/events', { body: { event_type: 'small', payload: {} } })).status, 202)
+  const again = await Promise.all(Array.from({ length: 20 }, async () => answerOn(await open(service.port), request)))
+  for (const answer of again) assert.match(answer, /^HTTP\/1\.1 202 /, 'who comes back is accepted')
 })
 
 async function open(port: number): Promise<Socket> {
