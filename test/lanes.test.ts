@@ -184,47 +184,35 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
-  test('a replay has a failing endpoint probed at once', async (t) => {
-    const { sql, receiver, tenant } = await start(t, {
-      env: {
-        BREAKER_FAILURES: '1',
-        BREAKER_SECONDS: '0',
-        BREAKER_PROBE_SECONDS: '3600',
-        BREAKER_PROBE_MAX_SECONDS: '3600',
-      },
+  for (const [what, retrySeconds, held] of [
+    ['is held', '1', 1],
+    ['waits for its retry', '3600', 0],
+  ] as const) {
+    test(`a replay of what ${what} has a failing endpoint probed at once`, async (t) => {
+      const { sql, receiver, tenant } = await start(t, {
+        env: {
+          BREAKER_FAILURES: '1',
+          BREAKER_SECONDS: '0',
+          BREAKER_PROBE_SECONDS: '3600',
+          BREAKER_PROBE_MAX_SECONDS: '3600',
+          RETRY_DELAY_SECONDS: retrySeconds,
+          RETRY_DELAY_MAX_SECONDS: retrySeconds,
+        },
+      })
+      receiver.script('/hook', 500, 200)
+      const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
+      const { delivery_ids } = await tenant.publish()
+      const stands = async () => {
+        const standing = await standingOf(sql, id)
+        return standing.breaker === 'open' && standing.held === held
+      }
+      await waitFor(stands, { what: 'the breaker to be open' })
+      assert.equal((await tenant.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`)).status, 202)
+      await settled(sql)
+      assert.equal(receiver.receipts.length, 2)
+      await assertBooks(sql)
     })
-    receiver.script('/hook', 500, 200)
-    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
-    const { delivery_ids } = await tenant.publish()
-    const isHeld = async () => (await standingOf(sql, id)).breaker === 'open' && (await standingOf(sql, id)).held === 1
-    await waitFor(isHeld, { what: 'the delivery to be held' })
-    assert.equal((await tenant.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`)).status, 202)
-    await settled(sql)
-    assert.equal(receiver.receipts.length, 2)
-    await assertBooks(sql)
-  })
-
-  test('a replay of what waits for its retry has a failing endpoint probed at once', async (t) => {
-    const { sql, receiver, tenant } = await start(t, {
-      env: {
-        BREAKER_FAILURES: '1',
-        BREAKER_SECONDS: '0',
-        BREAKER_PROBE_SECONDS: '3600',
-        BREAKER_PROBE_MAX_SECONDS: '3600',
-        RETRY_DELAY_SECONDS: '3600',
-        RETRY_DELAY_MAX_SECONDS: '3600',
-      },
-    })
-    receiver.script('/hook', 500, 200)
-    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
-    const { delivery_ids } = await tenant.publish()
-    const waits = async () => (await standingOf(sql, id)).breaker === 'open' && (await standingOf(sql, id)).held === 0
-    await waitFor(waits, { what: 'the breaker to be open' })
-    assert.equal((await tenant.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`)).status, 202)
-    await settled(sql)
-    assert.equal(receiver.receipts.length, 2)
-    await assertBooks(sql)
-  })
+  }
 
   test('an endpoint that recovers is announced', async (t) => {
     const { sql, receiver, tenant } = await start(t, { env: { BREAKER_FAILURES: '1', BREAKER_SECONDS: '0' } })
