@@ -15,13 +15,17 @@ import { waitFor } from './support/wait.ts'
 
 const INTERNAL = { ok: false, error: 'internal error' }
 
-/** A whole service whose way to its database the test can take away, and a tenant with an event delivered. */
-async function start(t: TestContext) {
-  const database = await createDatabase(t)
-  const proxy = await startProxy(t, database.url)
+/** A database, and a way to it that the test can take away. */
+async function startCuttable(t: TestContext) {
+  const { url } = await createDatabase(t)
+  return await startProxy(t, url)
+}
+
+/** A whole service, and a tenant with an event delivered. */
+async function start(t: TestContext, databaseUrl: string) {
   const receiver = await startReceiver(t)
   const service = await startService(t, {
-    databaseUrl: proxy.url,
+    databaseUrl,
     env: { RETRY_DELAY_SECONDS: '1', LOG_LEVEL: 'debug' },
   })
   const tenant = await createTenant(service)
@@ -29,7 +33,7 @@ async function start(t: TestContext) {
   const { event_id, delivery_ids } = await tenant.publish()
   await receiver.until(1)
   const own = { endpoint_id, event_id, delivery_id: delivery_ids[0]! }
-  return { database, proxy, receiver, service, tenant, own }
+  return { receiver, service, tenant, own }
 }
 
 /**
@@ -62,7 +66,8 @@ function watchHealth(call: Call, status: number) {
 
 suite('a database that does not answer', { concurrency: 2 }, () => {
   test('every request is answered within 5 seconds, and all is well within 5 more when new connections get through', async (t) => {
-    const { proxy, receiver, service, tenant, own } = await start(t)
+    const proxy = await startCuttable(t)
+    const { receiver, service, tenant, own } = await start(t, proxy.url)
     const routes = routesOf(service, own, tenant.tenantId).filter(({ kind }) => kind !== 'open')
     proxy.freeze()
     const healthWas503 = watchHealth(service.call, 503)
@@ -93,7 +98,8 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
   })
 
   test('a lock that is held fails what needs it, within 5 seconds, and nothing else', async (t) => {
-    const { database, receiver, service, tenant, own } = await start(t)
+    const database = await createDatabase(t)
+    const { receiver, service, tenant, own } = await start(t, database.url)
     const { promise: released, resolve: release } = Promise.withResolvers<void>()
     const { promise: locked, resolve: lock } = Promise.withResolvers<void>()
     const holding = database.sql.begin(async (sql) => {
@@ -129,7 +135,8 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
   })
 
   test('a database that is read-only acknowledges nothing, and takes events within 5 seconds when it is not', async (t) => {
-    const { database, receiver, service, tenant } = await start(t)
+    const database = await createDatabase(t)
+    const { receiver, service, tenant } = await start(t, database.url)
     const { sql } = database
     const name = new URL(database.url).pathname.slice(1)
     const setReadOnly = async (value: 'on' | 'off') => {
@@ -201,7 +208,8 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
   })
 
   test('what became due while the database was stopped is sent within 5 seconds of its return', async (t) => {
-    const { proxy, receiver, service, tenant } = await start(t)
+    const proxy = await startCuttable(t)
+    const { receiver, service, tenant } = await start(t, proxy.url)
     receiver.script('/hook', 500, 200)
     const { delivery_ids } = await tenant.publish()
     const statusOf = async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body.status
