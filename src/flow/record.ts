@@ -1,5 +1,5 @@
 import type { PgBoss } from 'pg-boss'
-import { type Db, isRetryable, type Pool } from '../db.ts'
+import { type Db, type Pool, transact } from '../db.ts'
 import type { Outcome } from '../egress/send.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
@@ -44,11 +44,10 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
   /** What has been stored stays so: should this fail, or the process end before it, the next success moves the breaker. */
   async function observeStored(stored: Omit<Stored, 'changes'>): Promise<StateChange[]> {
     try {
-      return await pool.begin(async (sql) =>
+      return await transact(pool, async (sql) =>
         observeEndpoints(sql, await lockStandings(sql, stored.standings), stored.results, rules),
       )
     } catch (error) {
-      if (isRetryable(error)) return await observeStored(stored)
       deps.log.error({ err: error }, 'breaker.not_moved')
       return []
     }

@@ -1,4 +1,4 @@
-import { type Db, isRetryable, type Pool } from '../db.ts'
+import { type Db, type Pool, transact } from '../db.ts'
 import { DELIVERIES } from '../queue.ts'
 
 type State = { endpoint_id: string; status: string; held: boolean; hold: boolean }
@@ -18,7 +18,8 @@ export function createReplay(pool: Pool): (tenantId: string, deliveryId: string)
   async function runAfter(before: Promise<unknown> | undefined, key: string, tenantId: string, deliveryId: string) {
     await before?.catch(() => {})
     next.delete(key)
-    return await untilDone(pool, tenantId, deliveryId)
+    // The dead-letter worker locks the job before the delivery: the two can meet crosswise.
+    return await transact(pool, (sql) => replay(sql, tenantId, deliveryId))
   }
 
   return async (tenantId, deliveryId) => {
@@ -32,17 +33,6 @@ export function createReplay(pool: Pool): (tenantId: string, deliveryId: string)
       return await mine
     } finally {
       if (last.get(key) === mine) last.delete(key)
-    }
-  }
-}
-
-async function untilDone(pool: Pool, tenantId: string, deliveryId: string): Promise<boolean> {
-  for (;;) {
-    try {
-      return await pool.begin((sql) => replay(sql, tenantId, deliveryId))
-    } catch (error) {
-      // The dead-letter worker locks the job before the delivery: the two can meet crosswise.
-      if (!isRetryable(error)) throw error
     }
   }
 }
