@@ -1,5 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
+import { LRUCache } from 'lru-cache'
 import { AppError } from '../errors.ts'
 import type { PublishRequest, PublishResult } from '../flow/publish.ts'
 import { sliceMember } from '../json.ts'
@@ -86,16 +87,33 @@ export function mountPublish(
   const { publish, rateLimit, log } = deps
   const maxPayloadBytes = (tenant: Tenant) => tenant.limits.max_payload_bytes ?? deps.maxPayloadBytes
 
+  /** Until when, at least, a tenant's rate window has no place left, while its limit stays what it is. */
+  const full = new LRUCache<string, { rate: number | undefined; until: number }>({ max: 10_000 })
+  const isFull = ({ tenantId, limits }: Tenant) => {
+    const known = full.get(tenantId)
+    return known !== undefined && performance.now() < known.until && known.rate === limits.events_write_rate
+  }
+
   /** The publish transaction counts the request itself, also one whose body was refused. */
   async function count(c: Context<Env>, tenant: Tenant, event: PublishRequest['event']): Promise<PublishResult> {
+    const asked = performance.now()
     const result = await publish({ tenantId: tenant.tenantId, event })
-    rateLimit.apply(c, tenant, 'events:write', result.rate)
+    const { rate } = result
+    // The seconds are rounded up, and were counted after `asked`.
+    if (rate.limit > 0 && rate.count >= rate.limit)
+      full.set(tenant.tenantId, { rate: tenant.limits.events_write_rate, until: asked + (rate.secondsLeft - 1) * 1000 })
+    rateLimit.apply(c, tenant, 'events:write', rate)
     return result
   }
 
   mount.tenant(
     publishEvent,
-    { action: null, maxPayloadBytes, onRefused: async (tenant, c) => void (await count(c, tenant, null)) },
+    {
+      action: null,
+      maxPayloadBytes,
+      beforeBody: async (tenant, c) => void (isFull(tenant) && (await count(c, tenant, null))),
+      onRefused: async (tenant, c) => void (await count(c, tenant, null)),
+    },
     async (c, tenant, { body, headers, text }) => {
       const payloadText = sliceMember(text, 'payload') ?? ''
       const actualBytes = Buffer.byteLength(payloadText)

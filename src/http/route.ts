@@ -40,6 +40,8 @@ type TenantOptions = {
   action: RateAction | null
   /** How large a payload the body may carry; without one, bodies are small. */
   maxPayloadBytes?: (tenant: Tenant) => number
+  /** What it throws answers the request, whose body is not read then. */
+  beforeBody?: (tenant: Tenant, c: Context<Env>) => Promise<void>
   /** Called when the request itself is refused, before the refusal is thrown. */
   onRefused?: (tenant: Tenant, c: Context<Env>) => Promise<void>
 }
@@ -93,6 +95,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
           const known = await auth.tenant(c.req.header('authorization'))
           c.set('tenantId', known.tenantId)
           if (options.action) await rateLimit.count(c, known, options.action)
+          await options.beforeBody?.(known, c)
           return known
         })
         const maxPayloadBytes = options.maxPayloadBytes?.(tenant) ?? 0

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { after, describe, test } from 'node:test'
 import type { Scope } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
+import { rawRequest } from '../support/raw-http.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { ADMIN_KEY, type Call, caller, createTenant, type Reply, startService } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
@@ -15,6 +16,7 @@ async function twoProcesses(scope: Scope, env: Record<string, string>) {
   const second = await startService(scope, { databaseUrl: database.url, mode: 'api', env, args: ['--no-migrate'] })
   return {
     database,
+    port: Number(new URL(first.url).port),
     async newTenant(limits?: Record<string, number>) {
       const tenant = await createTenant(first, limits ? { limits } : {})
       const calls = [tenant.call, caller(second.url, tenant.key)]
@@ -224,6 +226,22 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     for (let i = 0; i < 4; i++) assert.equal((await call('GET', '/v1/dlq?limit=x')).status, 400)
     assert.equal((await call('GET', '/v1/dlq?limit=x')).status, 429)
     assert.equal((await publish(other.call)).status, 202)
+  })
+
+  test('a publish beyond the limit is answered, and counted, without waiting for its body', async () => {
+    const { tenant, admin } = await rates.newTenant()
+    for (let i = 0; i < 5; i++) assert.equal((await publish(tenant.call)).status, 202)
+    const head = `POST /v1/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ${tenant.key}\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n`
+    for (const place of [6, 7]) {
+      const answer = await rawRequest(rates.port, head)
+      assert.equal(answer?.status, 429)
+      assert.equal(JSON.parse(answer.body).details.current, place)
+    }
+    const limits = { events_write_rate: 9 }
+    await admin('POST', '/v1/admin/tenants', {
+      body: { tenant_id: tenant.tenantId, tenant_slug: tenant.tenantId, limits },
+    })
+    assert.equal((await publish(tenant.call)).headers.get('x-ratelimit-remaining'), '1')
   })
 
   test('a tenant’s new limits hold for the request that comes after the answer', async () => {
