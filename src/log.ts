@@ -3,7 +3,7 @@ import { pino } from 'pino'
 export type Log = pino.Logger
 
 /** A write costs as much as several lines: under load they go out by the page, else after this long. */
-const PAGE_BYTES = 4096
+const PAGE_BYTES = 8192
 const DELAY_MS = 20
 
 /**

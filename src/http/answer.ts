@@ -16,8 +16,8 @@ export const SECURITY_HEADERS = {
 const SANE_REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/
 
 /** The id of a request: the client's own when it is sane, else a new one. */
-export const requestIdOf = (given: string | undefined): string =>
-  given !== undefined && SANE_REQUEST_ID.test(given) ? given : randomUUID()
+export const requestIdOf = (given: unknown): string =>
+  typeof given === 'string' && SANE_REQUEST_ID.test(given) ? given : randomUUID()
 
 /** An error as the client sees it. */
 export const errorBody = (error: AppError) => ({

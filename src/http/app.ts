@@ -7,7 +7,7 @@ import type { PublishRequest, PublishResult } from '../flow/publish.ts'
 import type { RateCounter } from '../flow/rate-limit.ts'
 import type { Log } from '../log.ts'
 import type { SecretBox } from '../secrets.ts'
-import { errorBody, requestIdOf, SECURITY_HEADERS } from './answer.ts'
+import { errorBody, requestIdOf } from './answer.ts'
 import type { Auth } from './auth.ts'
 import { mountDeliveries } from './deliveries.ts'
 import { mountDocs } from './docs.ts'
@@ -48,8 +48,6 @@ export type AppDeps = {
   retentionDays: number
 }
 
-const EVERY_ANSWER = Object.entries(SECURITY_HEADERS)
-
 /** The HTTP application: every route in API modes, only health in worker mode. */
 export function createApp(deps: AppDeps): App {
   const { log, limits } = deps
@@ -59,10 +57,10 @@ export function createApp(deps: AppDeps): App {
 
   app.use(async (c, next) => {
     const started = performance.now()
-    const requestId = requestIdOf(c.req.header('x-request-id'))
+    const { incoming, outgoing } = c.env
+    const requestId = requestIdOf(incoming.headers['x-request-id'])
     c.set('requestId', requestId)
-    c.header('x-request-id', requestId)
-    for (const [name, value] of EVERY_ANSWER) c.header(name, value)
+    outgoing.setHeader('x-request-id', requestId)
     await next()
     log.debug(
       {

@@ -18,9 +18,9 @@ const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
  * nested too deep; with 408: nothing of it arrived for a while).
  */
 export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
-  const mediaType = c.req.header('content-type')?.split(';')[0]?.trim().toLowerCase()
+  const mediaType = c.env.incoming.headers['content-type']?.split(';')[0]?.trim().toLowerCase()
   if (mediaType !== 'application/json') throw badHeader('content-type', 'must be application/json')
-  if (c.req.header('content-encoding')) throw badHeader('content-encoding', 'compressed bodies are not read')
+  if (c.env.incoming.headers['content-encoding']) throw badHeader('content-encoding', 'compressed bodies are not read')
   const bytes = await readBytes(c, maxPayloadBytes)
   let text: string
   try {
@@ -39,7 +39,7 @@ export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promis
 
 /** How large the body may turn out to be, as far as its headers tell; at most what `readJson` reads of it. */
 export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number {
-  const declared = Number(c.req.header('content-length') ?? Number.NaN)
+  const declared = Number(c.env.incoming.headers['content-length'] ?? Number.NaN)
   return Math.min(Number.isNaN(declared) ? Infinity : declared, maxPayloadBytes + ENVELOPE_BYTES)
 }
 
@@ -49,7 +49,7 @@ async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint
   const limitBytes = maxPayloadBytes + ENVELOPE_BYTES
   const tooLarge = (actualBytes: number) =>
     new AppError('payload_too_large', { limit_bytes: maxPayloadBytes || limitBytes, actual_bytes: actualBytes })
-  const declared = Number(c.req.header('content-length') ?? 0)
+  const declared = Number(c.env.incoming.headers['content-length'] ?? 0)
   if (declared > limitBytes) throw tooLarge(declared)
   const chunks: Uint8Array[] = []
   let size = 0
@@ -59,9 +59,8 @@ async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint
     return size <= limitBytes
   }
   try {
-    // Node's own stream where there is one: the web stream around it costs more than the rest of the request.
-    if (c.env?.incoming) await readAll(c.env.incoming, add)
-    else for await (const chunk of c.req.raw.body ?? []) if (!add(chunk)) break
+    // Node's own stream: the web stream around it costs more than the rest of the request.
+    await readAll(c.env.incoming, add)
   } catch (error) {
     throw error instanceof AppError ? error : new AppError('invalid_json', 'the body ended early')
   }

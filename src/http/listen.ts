@@ -28,6 +28,8 @@ const LINGER_MS = 2000
 /** What a request that is still arriving has left when the service stops. */
 const LAST_WORDS_MS = 3000
 
+const EVERY_ANSWER = Object.entries(SECURITY_HEADERS)
+
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
@@ -45,6 +47,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     },
   })
   const onRequest = (request: IncomingMessage, response: ServerResponse) => {
+    // Here, and read from Node's own request: the web's headers around either cost as much as routing and checking it.
+    for (const [name, value] of EVERY_ANSWER) response.setHeader(name, value)
     // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
     if (draining) response.setHeader('connection', 'close')
     const isBusy = connections.get(request.socket)?.complete === true
@@ -67,6 +71,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       connectionsCheckingInterval: LATE_CHECK_MS,
       // Node would answer without a body.
       requireHostHeader: false,
+      // It would take the first of two keys.
+      joinDuplicateHeaders: true,
     },
     onRequest,
   )

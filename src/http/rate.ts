@@ -13,11 +13,12 @@ export function createRateLimit(counter: RateCounter, { windowSeconds, limits }:
   function apply(c: Context<Env>, tenant: Tenant, action: RateAction, place: RatePlace): void {
     if (place.limit === 0) return
     const secondsLeft = Math.max(1, place.secondsLeft)
-    c.header('x-ratelimit-limit', String(place.limit))
-    c.header('x-ratelimit-remaining', String(Math.max(0, place.limit - place.count)))
-    c.header('x-ratelimit-reset', String(secondsLeft))
+    const { outgoing } = c.env
+    outgoing.setHeader('x-ratelimit-limit', place.limit)
+    outgoing.setHeader('x-ratelimit-remaining', Math.max(0, place.limit - place.count))
+    outgoing.setHeader('x-ratelimit-reset', secondsLeft)
     if (place.count <= place.limit) return
-    c.header('retry-after', String(secondsLeft))
+    outgoing.setHeader('retry-after', secondsLeft)
     throw new AppError('rate_limited', {
       tenant_id: tenant.tenantId,
       action,

@@ -74,7 +74,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
       { takesLong = false } = {},
     ) {
       mount(route, async (c) => {
-        auth.admin(c.req.header('authorization'))
+        auth.admin(c.env.incoming.headers.authorization)
         const answer = async () => {
           const input = await readInput(c, route)
           return takesLong ? await handler(c, input) : await startDeadline()(() => handler(c, input))
@@ -92,7 +92,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
       mount(route, async (c) => {
         const inTime = startDeadline()
         const tenant = await inTime(async () => {
-          const known = await auth.tenant(c.req.header('authorization'))
+          const known = await auth.tenant(c.env.incoming.headers.authorization)
           c.set('tenantId', known.tenantId)
           if (options.action) await rateLimit.count(c, known, options.action)
           await options.beforeBody?.(known, c)
@@ -163,7 +163,7 @@ function readQuery(c: Context<Env>): Record<string, string | string[]> {
 
 /** The headers that the schema names: the others are not ours to judge, and reading all of them takes time. */
 const readHeaders = (c: Context<Env>, schema: z.ZodObject) =>
-  Object.fromEntries(Object.keys(schema.shape).map((name) => [name, c.req.header(name)]))
+  Object.fromEntries(Object.keys(schema.shape).map((name) => [name, c.env.incoming.headers[name]]))
 
 /** A schema can raise an error of its own with `params: { error }` (the URL rules do), else it is an invalid request. */
 function refusal(problems: (FieldProblem & { error?: 'invalid_url' })[]): AppError {
