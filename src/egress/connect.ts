@@ -7,10 +7,11 @@ import type { NameResolver } from './resolve.ts'
 
 /**
  * How long one address gets before it is given up for the next one (the last has no limit of its own): Node tries them one
- * after the other, never two at once. Long enough for a slow line, and for a first packet that was lost.
+ * after the other, never two at once. Long enough for a slow line, and for a first packet that was lost; less where the
+ * attempt would be over before the last one has its turn.
  */
 const NEXT_ADDRESS_AFTER_MS = 2000
-/** All addresses of a name are checked; no more than these are tried, so that the last one has its turn in 15 s. */
+/** All addresses of a name are checked; no more than these are tried. */
 const MAX_ADDRESSES_TRIED = 8
 
 interface Target {
@@ -24,16 +25,16 @@ export type OpenTcp = (target: Target, signal: AbortSignal) => Promise<Socket>
 /**
  * Connects straight to the receiver. Every address of its name is judged, at every connect; one blocked address
  * refuses the name, and the socket goes to an address that was judged: a name server that answers differently a
- * moment later gains nothing.
+ * moment later gains nothing. `timeoutMs` is the whole attempt's.
  */
-export function openDirectly(resolver: NameResolver, allow: readonly AddressRange[]): OpenTcp {
+export function openDirectly(resolver: NameResolver, allow: readonly AddressRange[], timeoutMs: number): OpenTcp {
   return async ({ hostname, port }, signal) => {
     const addresses = await findAddresses(hostname, resolver, allow)
     if (addresses.length === 0 || addresses.some((address) => isBlockedAddress(address, allow))) {
       throw new ConnectError(failure('blocked_destination'))
     }
     signal.throwIfAborted()
-    const socket = await dial(addresses.slice(0, MAX_ADDRESSES_TRIED), port, signal)
+    const socket = await dial(addresses.slice(0, MAX_ADDRESSES_TRIED), port, timeoutMs, signal)
     // The last word belongs to the kernel: whatever was judged above, this is where the bytes would go.
     if (isBlockedAddress(socket.remoteAddress ?? '', allow)) {
       socket.destroy()
@@ -116,7 +117,7 @@ async function findAddresses(
   })
 }
 
-function dial(addresses: string[], port: number, signal: AbortSignal): Promise<Socket> {
+function dial(addresses: string[], port: number, timeoutMs: number, signal: AbortSignal): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const socket = connectTcp({
       host: 'judged',
@@ -124,7 +125,7 @@ function dial(addresses: string[], port: number, signal: AbortSignal): Promise<S
       signal,
       noDelay: true,
       autoSelectFamily: true,
-      autoSelectFamilyAttemptTimeout: NEXT_ADDRESS_AFTER_MS,
+      autoSelectFamilyAttemptTimeout: Math.min(NEXT_ADDRESS_AFTER_MS, Math.ceil(timeoutMs / (addresses.length + 1))),
       lookup: (_host, _options, done) =>
         done(
           null,

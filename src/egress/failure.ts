@@ -30,18 +30,20 @@ export class ConnectError extends Error {
 }
 
 /**
- * This process lacks what a connection takes, files or memory: nothing was sent, and no receiver is to blame, so this is no
+ * This process lacks what a connection takes, files, memory, a name server: nothing was sent, and no receiver is to blame, so this is no
  * outcome of an attempt.
  */
 export class LocalFault extends Error {}
 
 const LOCAL_CODES = new Set(['EMFILE', 'ENFILE', 'ENOBUFS', 'ENOMEM'])
 
+/** Whether `error` says that this process lacks files or memory. */
+export const isLocal = (error: unknown) => LOCAL_CODES.has((error as NodeJS.ErrnoException).code ?? '')
+
 /** A failed connection, as what it is: the receiver's doing, or this process's own. */
 export function connectError(error: unknown, judge: (error: unknown) => Failure): ConnectError | LocalFault {
   if (error instanceof ConnectError || error instanceof LocalFault) return error
-  const { code = '' } = error as { code?: string }
-  return LOCAL_CODES.has(code) ? new LocalFault(code) : new ConnectError(judge(error))
+  return isLocal(error) ? new LocalFault((error as Error).message) : new ConnectError(judge(error))
 }
 
 const MESSAGES: Record<AttemptError, string> = {

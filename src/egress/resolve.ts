@@ -1,13 +1,14 @@
 import { Resolver } from 'node:dns/promises'
 import { readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
+import { isLocal, LocalFault } from './failure.ts'
 
 const HOSTS_CHECK_INTERVAL_MS = 1000
 /** How long one family's answer waits for the other's: a broken AAAA must not cost the whole attempt. */
 const OTHER_FAMILY_GRACE_MS = 1000
 
 export interface NameResolver {
-  /** Every A and AAAA address of a name, at least one; rejects when there is none. */
+  /** Every A and AAAA address of a name, at least one; rejects when there is none, and with a `LocalFault` when nobody could be asked. */
   resolve(name: string): Promise<string[]>
   close(): void
 }
@@ -39,6 +40,7 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
   return new Promise((resolve, reject) => {
     const addresses: string[] = []
     let waiting = 2
+    let unasked = false
     let grace: NodeJS.Timeout | undefined
     const finish = () => {
       clearTimeout(grace)
@@ -48,16 +50,24 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
       addresses.push(...found)
       waiting -= 1
       if (waiting === 0 && addresses.length > 0) finish()
-      else if (waiting === 0) reject(new Error('no address'))
+      else if (waiting === 0)
+        reject(unasked ? new LocalFault('no name server can be reached') : new Error('no address'))
       else if (addresses.length > 0) grace = setTimeout(finish, OTHER_FAMILY_GRACE_MS)
     }
-    const failed = () => answered([])
+    const failed = ({ code }: NodeJS.ErrnoException) => {
+      // What c-ares says when it cannot open a socket, too; a name that somebody refuses to resolve is EREFUSED.
+      unasked ||= code === 'ECONNREFUSED'
+      answered([])
+    }
     dns.resolve4(name).then(answered, failed)
     dns.resolve6(name).then(answered, failed)
   })
 }
 
-/** Reads the file again when its modification time has changed, looked at once a second at most. */
+/**
+ * Reads the file again when its modification time has changed, looked at once a second at most. One that may not be read
+ * lists nobody; throws when this process lacks what reading takes.
+ */
 function createHostsReader(path: string): () => Map<string, string[]> {
   let hosts = new Map<string, string[]>()
   let modifiedAt = 0
@@ -68,7 +78,11 @@ function createHostsReader(path: string): () => Map<string, string[]> {
     checkedAt = now
     const mtimeMs = statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0
     if (mtimeMs === modifiedAt) return hosts
-    hosts = mtimeMs === 0 ? new Map() : parseHosts(readFileSync(path, 'utf8'))
+    try {
+      hosts = mtimeMs === 0 ? new Map() : parseHosts(readFileSync(path, 'utf8'))
+    } catch (error) {
+      if (isLocal(error)) throw error
+    }
     modifiedAt = mtimeMs
     return hosts
   }

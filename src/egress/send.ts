@@ -62,7 +62,9 @@ interface SenderOptions {
  */
 export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderOptions): Sender {
   const resolver = createResolver(dnsServers)
-  const connections = createConnections(proxyUrl ? openThroughProxy(proxyUrl) : openDirectly(resolver, allow))
+  const connections = createConnections(
+    proxyUrl ? openThroughProxy(proxyUrl) : openDirectly(resolver, allow, timeoutMs),
+  )
   // Judged when the endpoint was stored, and again here: rows can be written behind the API's back. What a URL is judged by
   // does not change, and URLs are few beside requests.
   const targets = new LRUCache<string, { origin: string; path: string } | 'blocked'>({

@@ -2,31 +2,42 @@ import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { test } from 'node:test'
 import { promisify } from 'node:util'
+import { startDns } from '../support/dns.ts'
 import { startReceiver } from '../support/receiver.ts'
 
 const SOURCE = new URL('../../src/egress/', import.meta.url)
-/** Sends once with no file left to open, and once more when there are some again. */
+/** Sends to each URL but the first with no file left to open, and to all when there are some again. */
 const SENDING = `
 import { closeSync, openSync } from 'node:fs'
 import { parseRange } from '${SOURCE}address.ts'
 import { LocalFault } from '${SOURCE}failure.ts'
 import { createSender } from '${SOURCE}send.ts'
-const request = { url: process.argv[1], headers: {}, body: '{}' }
-const sender = createSender({ allow: [parseRange('127.0.0.0/8')], timeoutMs: 5000 })
+const [nameServer, first, ...urls] = process.argv.slice(1)
+const sender = createSender({ allow: [parseRange('127.0.0.0/8')], timeoutMs: 5000, dnsServers: [nameServer] })
+const send = (url) => sender.send({ url, headers: {}, body: '{}' })
+// Names are looked up in a file first, which is read once.
+await send(first)
 const files = []
 try {
   for (;;) files.push(openSync('/dev/null'))
 } catch {}
-const without = await sender.send(request).then(({ error }) => error, (error) => error instanceof LocalFault)
+const without = await Promise.all(urls.map((url) => send(url).then(({ error }) => error, (error) => error instanceof LocalFault)))
 for (const file of files) closeSync(file)
-const { statusCode } = await sender.send(request)
-console.log(JSON.stringify({ without, statusCode }))
+const statuses = (await Promise.all(urls.map(send))).map(({ statusCode }) => statusCode)
+console.log(JSON.stringify({ without, statuses }))
 process.exit()`
 
 test('that this process cannot open a connection is not held against the receiver', async (t) => {
   const receiver = await startReceiver(t)
+  const dns = await startDns((_name, type) => (type === 'A' ? { addresses: ['127.0.0.1'] } : {}))
+  t.after(dns.close)
+  const urls = ['a.example', '127.0.0.1', 'b.example'].map((host) => {
+    const url = new URL(receiver.url('/hook'))
+    url.hostname = host
+    return url.href
+  })
   const run = ['-c', 'ulimit -n 100; exec "$@"', 'sh', process.execPath, '--input-type=module', '-e', SENDING]
-  const { stdout } = await promisify(execFile)('sh', [...run, receiver.url('/hook')])
-  assert.deepEqual(JSON.parse(stdout), { without: true, statusCode: 200 })
-  assert.equal(receiver.receipts.length, 1)
+  const { stdout } = await promisify(execFile)('sh', [...run, dns.address, ...urls])
+  assert.deepEqual(JSON.parse(stdout), { without: [true, true], statuses: [200, 200] })
+  assert.equal(receiver.receipts.length, 3)
 })

@@ -172,3 +172,14 @@ test('the hosts file is honoured, and read again when it changes', async (t) => 
   assert.deepEqual(await resolver.resolve('receiver'), ['10.2.2.2'])
   await assert.rejects(resolver.resolve('receiver.internal'))
 })
+
+test('a hosts file that may not be read lists nobody, and fails no attempt', async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'hosts-'))
+  t.after(() => rmSync(directory, { recursive: true }))
+  const dns = await startDns(loopbackOnly)
+  t.after(dns.close)
+  // Reading a directory fails, also for those who may read everything.
+  const resolver = createResolver([dns.address], directory)
+  t.after(resolver.close)
+  assert.deepEqual(await resolver.resolve('receiver.example'), ['127.0.0.1'])
+})
