@@ -67,3 +67,25 @@ function answerOn(socket: Socket, request: Buffer): Promise<string> {
     socket.write(request)
   })
 }
+
+test('a batch makes some two thousand deliveries and no more, of event types that are new, too', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const env = { RATE_LIMIT_ENDPOINTS_WRITE: '0', MAX_ENDPOINTS: '100', MAX_FANOUT_ENDPOINTS: '100' }
+  const service = await startService(t, { databaseUrl, mode: 'api', env })
+  const tenant = await createTenant(service)
+  await Promise.all(Array.from({ length: 100 }, () => tenant.createEndpoint('http://127.0.0.1:9/')))
+  const publish = async (type: string) => {
+    const { status } = await tenant.call('POST', '/v1/events', { body: { event_type: type, payload: {} } })
+    assert.equal(status, 202)
+  }
+  await publish('first')
+  await Promise.all(Array.from({ length: 100 }, (_, n) => publish(`new.${n}`)))
+  // All of a batch have its moment.
+  const batches = await sql<{ made: number }[]>`
+    select count(*)::int as made from waybill.deliveries group by updated_at order by made desc`
+  assert.equal(
+    batches.reduce((sum, { made }) => sum + made, 0),
+    10_100,
+  )
+  assert.ok(batches[0]!.made <= 2048, `${batches[0]!.made} in one batch`)
+})

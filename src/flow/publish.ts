@@ -72,14 +72,16 @@ const LINE = { maxWaiting: 1000, maxWaitMs: 1000, refusal: () => new AppError('o
  * then nothing was stored.
  */
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
-  /** How many deliveries the last event of a type has made. */
+  /** How many deliveries the last event of a tenant's type has made, and the tenant's last one: types are made up at will. */
   const fanout = new LRUCache<string, number>({ max: 10_000 })
   const kindOf = ({ tenantId, event }: PublishRequest) => `${tenantId} ${event?.type}`
 
   const submit = createBatcher<PublishRequest, Row>({
     max: MAX_BATCH,
     maxWeight: MAX_BATCH_LENGTH,
-    weigh: (request) => (request.event?.payload.length ?? 0) + DELIVERY_LENGTH * (fanout.get(kindOf(request)) ?? 0),
+    weigh: (request) =>
+      (request.event?.payload.length ?? 0) +
+      DELIVERY_LENGTH * (fanout.get(kindOf(request)) ?? fanout.get(request.tenantId) ?? 0),
     owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
     async run(requests) {
@@ -94,7 +96,8 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
           ${pool.json(limits)})`
       requests.forEach((request, index) => {
         const { outcome, delivery_ids } = rows[index] as Row
-        if (outcome === 'accepted') fanout.set(kindOf(request), delivery_ids?.length ?? 0)
+        if (outcome !== 'accepted') return
+        for (const key of [kindOf(request), request.tenantId]) fanout.set(key, delivery_ids?.length ?? 0)
       })
       return rows
     },
