@@ -102,6 +102,8 @@ export function mountPublish(
     // The seconds are rounded up, and were counted after `asked`.
     if (rate.limit > 0 && rate.count >= rate.limit)
       full.set(tenant.tenantId, { rate: tenant.limits.events_write_rate, until: asked + (rate.secondsLeft - 1) * 1000 })
+    // The window may have been lost, as in a crash of the database.
+    else full.delete(tenant.tenantId)
     rateLimit.apply(c, tenant, 'events:write', rate)
     return result
   }

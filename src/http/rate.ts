@@ -14,11 +14,15 @@ export function createRateLimit(counter: RateCounter, { windowSeconds, limits }:
     if (place.limit === 0) return
     const secondsLeft = Math.max(1, place.secondsLeft)
     const { outgoing } = c.env
-    outgoing.setHeader('x-ratelimit-limit', place.limit)
-    outgoing.setHeader('x-ratelimit-remaining', Math.max(0, place.limit - place.count))
-    outgoing.setHeader('x-ratelimit-reset', secondsLeft)
+    const set = (name: string, value: number) => {
+      // What was counted too late for its answer still goes on to be logged.
+      if (!outgoing.headersSent) outgoing.setHeader(name, value)
+    }
+    set('x-ratelimit-limit', place.limit)
+    set('x-ratelimit-remaining', Math.max(0, place.limit - place.count))
+    set('x-ratelimit-reset', secondsLeft)
     if (place.count <= place.limit) return
-    outgoing.setHeader('retry-after', secondsLeft)
+    set('retry-after', secondsLeft)
     throw new AppError('rate_limited', {
       tenant_id: tenant.tenantId,
       action,
