@@ -14,11 +14,15 @@ export type PublishLimits = {
   monthly_attempts: number
 }
 
-/** `event` is null for a request whose body was refused: it counts against the rate limit all the same. */
-export type PublishRequest = {
-  tenantId: string
-  event: { type: string; payload: string; idempotencyKey: string | null } | null
-}
+type Event = { type: string; payload: string; idempotencyKey: string | null }
+
+/**
+ * A request whose body was refused counts against the rate limit like one with an event. One whose body has not been read
+ * counts where there is no place left for it; else it is to come again.
+ */
+export type PublishRequest = { tenantId: string; event: Event | 'refused' | 'unread' }
+
+const eventOf = ({ event }: PublishRequest): Event | null => (typeof event === 'string' ? null : event)
 
 /** Where a request stands in its tenant's rate window; a limit of 0 means there is no limit. */
 export type RatePlace = { limit: number; count: number; windowStart: Date; secondsLeft: number }
@@ -74,13 +78,13 @@ const LINE = { maxWaiting: 1000, maxWaitMs: 1000, refusal: () => new AppError('o
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
   /** How many deliveries the last event of a tenant's type has made, and the tenant's last one: types are made up at will. */
   const fanout = new LRUCache<string, number>({ max: 10_000 })
-  const kindOf = ({ tenantId, event }: PublishRequest) => `${tenantId} ${event?.type}`
+  const kindOf = (request: PublishRequest) => `${request.tenantId} ${eventOf(request)?.type}`
 
   const submit = createBatcher<PublishRequest, Row>({
     max: MAX_BATCH,
     maxWeight: MAX_BATCH_LENGTH,
     weigh: (request) =>
-      (request.event?.payload.length ?? 0) +
+      (eventOf(request)?.payload.length ?? 0) +
       DELIVERY_LENGTH * (fanout.get(kindOf(request)) ?? fanout.get(request.tenantId) ?? 0),
     owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
@@ -90,9 +94,9 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
           rate_limit, rate_count, window_start, window_left
         from waybill.publish(
           ${requests.map((request) => request.tenantId)}::text[],
-          ${requests.map((request) => request.event?.type ?? null)}::text[],
-          ${requests.map((request) => request.event?.payload ?? null)}::text[],
-          ${requests.map((request) => request.event?.idempotencyKey ?? null)}::text[],
+          ${requests.map((request) => eventOf(request)?.type ?? null)}::text[],
+          ${requests.map((request) => eventOf(request)?.payload ?? null)}::text[],
+          ${requests.map((request) => eventOf(request)?.idempotencyKey ?? null)}::text[],
           ${pool.json(limits)})`
       requests.forEach((request, index) => {
         const { outcome, delivery_ids } = rows[index] as Row
@@ -103,21 +107,26 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     },
   })
 
-  /** Where retention has removed the event, its key goes as well; and the request, which comes again, is not counted twice. */
-  async function freeKey({ tenantId, event }: PublishRequest, row: Row): Promise<void> {
+  /** Of a request that comes again, so that it is not counted twice. */
+  const uncount = ({ tenantId }: PublishRequest, row: Row) => pool`
+    update waybill.rate_windows set count = count - 1
+    where tenant_id = ${tenantId} and action = 'events:write' and window_start = ${row.window_start} and ${row.rate_limit} > 0`
+
+  /** Where retention has removed the event, its key goes as well. */
+  async function freeKey(request: PublishRequest, row: Row): Promise<void> {
     await pool`
-      delete from waybill.idempotency_keys k where tenant_id = ${tenantId} and key = ${event?.idempotencyKey ?? null}
+      delete from waybill.idempotency_keys k where tenant_id = ${request.tenantId} and key = ${eventOf(request)?.idempotencyKey ?? null}
         and not exists (select from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id)`
     // Not in one transaction: a batch takes these rows in the other order.
-    await pool`
-      update waybill.rate_windows set count = count - 1
-      where tenant_id = ${tenantId} and action = 'events:write' and window_start = ${row.window_start} and ${row.rate_limit} > 0`
+    await uncount(request, row)
   }
 
   const room = createRoom(COMPARED_BYTES, LINE)
 
   /** Whether the request repeats the event of its key; null when that is gone. */
-  async function isRepeated({ tenantId, event }: PublishRequest, row: Row): Promise<boolean | null> {
+  async function isRepeated(request: PublishRequest, row: Row): Promise<boolean | null> {
+    const { tenantId } = request
+    const event = eventOf(request)
     if (row.same_text) return true
     if (event === null || event.type !== row.original_type) return false
     // The largest count as half: two of them fit, and they are two tenants'.
@@ -161,6 +170,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
   return async function publish(request) {
     for (let round = 1; ; round++) {
       const row = await submit(request)
+      if (request.event === 'unread' && row.outcome === 'counted') await uncount(request, row)
       const result = await answer(request, row)
       if (result) return result
       if (round === MOST_ROUNDS) throw new Error('the event of the idempotency key cannot be found')

@@ -113,15 +113,15 @@ export function mountPublish(
     {
       action: null,
       maxPayloadBytes,
-      beforeBody: async (tenant, c) => void (isFull(tenant) && (await count(c, tenant, null))),
-      onRefused: async (tenant, c) => void (await count(c, tenant, null)),
+      beforeBody: async (tenant, c) => void (isFull(tenant) && (await count(c, tenant, 'unread'))),
+      onRefused: async (tenant, c) => void (await count(c, tenant, 'refused')),
     },
     async (c, tenant, { body, headers, text }) => {
       const payloadText = sliceMember(text, 'payload') ?? ''
       const actualBytes = Buffer.byteLength(payloadText)
       const limitBytes = maxPayloadBytes(tenant)
       if (actualBytes > limitBytes) {
-        await count(c, tenant, null)
+        await count(c, tenant, 'refused')
         throw new AppError('payload_too_large', { limit_bytes: limitBytes, actual_bytes: actualBytes })
       }
       const idempotencyKey = headers['idempotency-key'] ?? null
