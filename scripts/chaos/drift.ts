@@ -11,17 +11,19 @@ import type { World } from './world.ts'
 /** For processes whose memory is watched. */
 export const COLLECTING = ['--expose-gc', `--import=${new URL('./collect.ts', import.meta.url).href}`]
 
-const EVERY_MS = 10_000
+/** Each look throws away what is compiled and not running just then: the more of them, the more is compiled again, and kept. */
+const MEMORY_EVERY_MS = 60_000
+const OFTEN_MS = 10_000
 const MIB = 2 ** 20
 
 /**
- * Notes, every ten seconds until `stop`, what a process takes. Resident memory goes up and down by tens of MiB with the
+ * Notes, every minute until `stop` (more often in a quick run), what a process takes. Resident memory goes up and down by tens of MiB with the
  * garbage in it, and where V8 has got to with that: no line through twenty minutes of it tells 2 MiB an hour from none. So
  * the process collects all of its garbage first (what leaks outlives that), and then tells its resident memory, and the
  * part that is in use; and of that what is code, of which V8 makes more for half an hour and longer, but not for ever.
  */
-export function watchProcess({ scope }: World, one: Running) {
-  return watch(scope, EVERY_MS, async () => {
+export function watchProcess({ scope, quick }: World, one: Running) {
+  return watch(scope, quick ? OFTEN_MS : MEMORY_EVERY_MS, async () => {
     const seen = one.logs.length
     one.signal('SIGUSR2')
     const memory = () => one.logs.slice(seen).find(({ msg }) => msg === 'memory')
@@ -37,7 +39,7 @@ export function watchProcess({ scope }: World, one: Running) {
 }
 
 /** Notes, every ten seconds until `stop`, what the table of the jobs takes; nothing while the database is away. */
-export const watchJobs = (world: World) => watch(world.scope, EVERY_MS, () => jobTable(world).catch(() => undefined))
+export const watchJobs = (world: World) => watch(world.scope, OFTEN_MS, () => jobTable(world).catch(() => undefined))
 
 /**
  * Lets so many deliveries wait in the queue for their time, as after a failure: where all is sent at once, no row lives
