@@ -17,10 +17,11 @@ const OFTEN_MS = 10_000
 const MIB = 2 ** 20
 
 /**
- * Notes, every minute until `stop` (more often in a quick run), what a process takes. Resident memory goes up and down by tens of MiB with the
- * garbage in it, and where V8 has got to with that: no line through twenty minutes of it tells 2 MiB an hour from none. So
- * the process collects all of its garbage first (what leaks outlives that), and then tells its resident memory, and the
- * part that is in use; and of that what is code, of which V8 makes more for half an hour and longer, but not for ever.
+ * Notes, every minute until `stop` (more often in a quick run), what a process takes. Resident memory goes up and down by
+ * tens of MiB with the garbage in it, and where V8 has got to with that: no line through twenty minutes of it tells 2 MiB an
+ * hour from none. So the process collects all of its garbage first (what leaks outlives that), and then tells its resident
+ * memory, and the part that is in use; and of that what is code, of which V8 makes more for half an hour and longer, but not
+ * for ever.
  */
 export function watchProcess({ scope, quick }: World, one: Running) {
   return watch(scope, quick ? OFTEN_MS : MEMORY_EVERY_MS, async () => {
