@@ -1,0 +1,100 @@
+import type { Pool } from '../db.ts'
+import { LocalFault } from '../egress/failure.ts'
+import type { Log } from '../log.ts'
+import { MissingKey } from '../secrets.ts'
+import { type Claim, type ClaimedJob, unclaim } from './claim.ts'
+import { insist } from './insist.ts'
+import { until } from './pacing.ts'
+import { PayloadLate } from './payload.ts'
+
+const NOT_HERE_MS = 1000
+
+/**
+ * What a worker has claimed and not let go of yet, started or waiting for its endpoint or its moment, and the ways in which
+ * it is put away unsent. Whatever those cannot do, because the database is away for long, lapses and comes again.
+ * `closing` ends what waits.
+ */
+export function createInHand(deps: { pool: Pool; closing: AbortSignal; log: Log }) {
+  const { pool, closing, log } = deps
+  /** With what frees its slot. By claim: when one lapses, this very worker may claim the delivery again. */
+  const kept = new Map<ClaimedJob, () => void>()
+
+  function freeSlots(claims: ClaimedJob[]): void {
+    for (const claim of claims) kept.get(claim)?.()
+  }
+
+  function letGo(claims: ClaimedJob[]): void {
+    freeSlots(claims)
+    for (const claim of claims) kept.delete(claim)
+  }
+
+  /** They stay in hand until they are held: claims that lapse count as attempts whose worker was lost. */
+  async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
+    freeSlots(claims)
+    await insist(
+      () => holdDeliveries(pool, claims, { counted }),
+      (error) => log.warn({ err: error, deliveries: claims.length }, 'hold.waiting'),
+    ).finally(() => letGo(claims))
+  }
+
+  return {
+    take(claim: ClaimedJob, freeSlot: () => void = () => {}): void {
+      kept.set(claim, freeSlot)
+    },
+
+    /** They are not in hand any more, and their slots are free. */
+    letGo,
+
+    all: (): ClaimedJob[] => [...kept.keys()],
+
+    /**
+     * As if they had never been claimed: an interrupted attempt is not a failed one, and costs no retry. When the database
+     * does not answer, the claims lapse instead.
+     */
+    async handBack(claims: Claim[]): Promise<void> {
+      freeSlots(claims)
+      if (claims.length === 0) return
+      try {
+        await unclaim(pool, claims)
+      } catch (error) {
+        log.error({ err: error, deliveries: claims.length }, 'worker.hand_back_failed')
+      }
+      letGo(claims)
+    },
+
+    /**
+     * Takes deliveries out of the queue until their endpoint takes something (flow/release.ts). `counted`: they have places in
+     * the month, which they give back.
+     */
+    hold,
+
+    /**
+     * Puts a delivery off that could not be sent for no fault of its own, at no cost: it comes again when its endpoint has
+     * room, behind what waited for the same. False when `reason` is none of those.
+     */
+    async putOff(claim: Claim, reason: unknown): Promise<boolean> {
+      // Others may have the key that this process was started without, or files for a connection. It keeps its slot for a
+      // moment, or it would go in and out of the queue all the time.
+      const isNotHere = reason instanceof MissingKey || reason instanceof LocalFault
+      if (!isNotHere && !(reason instanceof PayloadLate)) return false
+      if (isNotHere) await until(performance.now() + NOT_HERE_MS, closing).catch(() => {})
+      const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
+      log.warn({ ...ids, err: reason }, 'delivery.put_off')
+      await hold([claim], { counted: true }).catch((error: unknown) =>
+        log.error({ ...ids, err: error }, 'worker.put_away_failed'),
+      )
+      return true
+    },
+  }
+}
+
+/**
+ * Their rows wait, `held`, until `release_held` queues them again with the retries that they have left. Held wrongly, because
+ * the endpoint recovered meanwhile, they are released at the next look.
+ */
+async function holdDeliveries(pool: Pool, jobs: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
+  const column = <T>(read: (job: ClaimedJob) => T) => jobs.map(read)
+  await pool`
+    select waybill.hold_claims(${column((job) => job.tenantId)}::text[], ${column((job) => job.deliveryId)}::uuid[],
+      ${column((job) => job.endpointId)}::uuid[], ${column(({ job }) => job.retryCount)}::int[], ${counted})`
+}
