@@ -19,16 +19,16 @@ const MOST_MIB_PER_HOUR = 2
 /** What a pool may have opened since, and keeps for some minutes; one for each fault would be three times as many. */
 const MOST_FILES_MORE = 5
 const MINUTES = 30
-/** The first of so many: caches, pools and pages fill up to what the load takes, and V8 compiles what runs now and then. */
-const WARM_UP = 1 / 2
+/** Before that, as busy: caches, pools and pages fill up to what the load takes, and V8 compiles what runs now and then. */
+const WARM_UP_MINUTES = 20
 const FAULT_EVERY_MS = 60_000
 const OUTAGE_MS = 5000
 
 const soaked: Experiment = {
   id: 'F44',
-  title: `a soak: ${MINUTES} minutes of load, and F1, F7 or F8 by chance in each`,
+  title: `a soak: ${MINUTES} minutes of load after ${WARM_UP_MINUTES} to warm up, and F1, F7 or F8 by chance in each`,
   setup: { workers: 0, flags: COLLECTING },
-  limitSeconds: (MINUTES + 5) * 60,
+  limitSeconds: (WARM_UP_MINUTES + MINUTES + 5) * 60,
   async run(world) {
     // As many as are delivered within a minute.
     const release = await startBacklog(world, RATE * 2.5 * 60)
@@ -38,7 +38,9 @@ const soaked: Experiment = {
     const table = watchJobs(world)
     const load = world.load({ rate: RATE })
     const made: Record<keyof typeof FAULTS, number> = { F1: 0, F7: 0, F8: 0 }
-    const [every, lasts] = world.quick ? [20_000, 90_000] : [FAULT_EVERY_MS, MINUTES * 60_000]
+    const [every, warmUp, lasts] = world.quick
+      ? [20_000, 45_000, 90_000]
+      : [FAULT_EVERY_MS, WARM_UP_MINUTES * 60_000, (WARM_UP_MINUTES + MINUTES) * 60_000]
     const begun = Date.now()
     // The last minute is calm, to show what is left.
     for (let from = begun; from + every < begun + lasts; from += every) {
@@ -51,7 +53,7 @@ const soaked: Experiment = {
       await sleep(from + every - Date.now())
     }
     await sleep(begun + lasts - Date.now())
-    const steady = <T extends { at: number }>(noted: T[]) => noted.filter(({ at }) => at >= begun + lasts * WARM_UP)
+    const steady = <T extends { at: number }>(noted: T[]) => noted.filter(({ at }) => at >= begun + warmUp)
     const [ofApi, ofWorker] = (await Promise.all(watches.map(({ stop }) => stop()))).map(steady)
     const jobs = judgeTable(steady(await table.stop()))
     await load.stop()
