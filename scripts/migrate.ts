@@ -9,14 +9,14 @@ import { queueSettings } from '../src/service.ts'
 try {
   const config = readConfig(process.env)
   const log = createLog(config.LOG_LEVEL)
-  const embedded = config.DATABASE_URL ? null : await startEmbedded('.waybill', log)
+  const stops: (() => Promise<void>)[] = []
   try {
-    const url = config.DATABASE_URL ?? embedded?.url ?? ''
+    const url = config.DATABASE_URL ?? (await startEmbedded('.waybill', log, (stop) => stops.push(stop))).url
     await untilReachable(url, log)
     await migrate(url, log, queueSettings(config))
     log.info('migrate.done')
   } finally {
-    await embedded?.stop()
+    for (const stop of stops) await stop()
   }
 } catch (error) {
   const lines = error instanceof ConfigError ? error.problems : [String(error)]

@@ -1,7 +1,7 @@
 import { execFile } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import type { EventEmitter } from 'node:events'
-import { chmod, mkdir, readFile, readlink, realpath, rm, stat, writeFile } from 'node:fs/promises'
+import { chmod, mkdir, readdir, readFile, readlink, realpath, rename, rm, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
 import { dirname, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -9,54 +9,74 @@ import { promisify } from 'node:util'
 import { ConfigError } from './config.ts'
 import type { Log } from './log.ts'
 
-export type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: string; stop: () => Promise<void> }
+export type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: string }
+
+const DATA = 'postgres'
+const UNFINISHED = `${DATA}.`
+/** Of SQLSTATE. */
+const DUPLICATE_DATABASE = '42P04'
 
 type Keys = { adminApiKey: string; encryptionKey: string; databasePassword: string }
 
 /**
  * Postgres as a child process, its data and the generated keys kept in `directory` between starts. For development and
  * the demo: production brings its own database. What a killed run left behind (its lock, even its still running server)
- * does not stop the next start; a run that is still alive does. Throws when the package is not installed.
+ * does not stop the next start, however far it got; a run that is still alive does. Throws when the package is not installed.
+ * `started` is told what stops it, before it is up: a start may be interrupted.
  */
-export async function startEmbedded(directory: string, log: Log): Promise<EmbeddedDatabase> {
+export async function startEmbedded(
+  directory: string,
+  log: Log,
+  started: (stop: () => Promise<void>) => void,
+): Promise<EmbeddedDatabase> {
   const EmbeddedPostgres = await loadPackage()
   await mkdir(directory, { recursive: true })
   const ownerFile = resolve(directory, 'owner.pid')
   await claim(ownerFile)
-  const databaseDir = resolve(directory, 'postgres')
+  const databaseDir = resolve(directory, DATA)
   await stopLeftover(databaseDir)
   const keys = await readKeys(resolve(directory, 'keys.json'))
   const port = await freePort()
   const asRoot = isRoot()
   await requireOpenPath(resolve(directory, '..'))
-  const server = new EmbeddedPostgres({
-    databaseDir,
-    port,
-    user: 'waybill',
-    password: keys.databasePassword,
-    persistent: true,
-    // Postgres refuses to run as root; it gets a user of its own then.
-    createPostgresUser: asRoot,
-    initdbFlags: ['--encoding=UTF8', '--locale=C'],
-    postgresFlags: ['-c', 'listen_addresses=127.0.0.1', '-c', 'unix_socket_directories='],
-    onLog: (message) => log.debug({ message: String(message).trim() }, 'postgres'),
-    onError: (message) => log.debug({ message: String(message) }, 'postgres'),
-  })
-  const fresh = (await read(resolve(databaseDir, 'PG_VERSION'))) === null
+  const serverIn = (folder: string) =>
+    new EmbeddedPostgres({
+      databaseDir: folder,
+      port,
+      user: 'waybill',
+      password: keys.databasePassword,
+      persistent: true,
+      // Postgres refuses to run as root; it gets a user of its own then.
+      createPostgresUser: asRoot,
+      initdbFlags: ['--encoding=UTF8', '--locale=C'],
+      postgresFlags: ['-c', 'listen_addresses=127.0.0.1', '-c', 'unix_socket_directories='],
+      onLog: (message) => log.debug({ message: String(message).trim() }, 'postgres'),
+      onError: (message) => log.debug({ message: String(message) }, 'postgres'),
+    })
   if (asRoot) await chmod(directory, 0o755)
-  if (fresh) await server.initialise()
+  if ((await read(resolve(databaseDir, 'PG_VERSION'))) === null) {
+    // Under its name once it is whole. What is left of others, they may still be making.
+    for (const name of await readdir(directory))
+      if (name.startsWith(UNFINISHED)) await rm(resolve(directory, name), { recursive: true, force: true })
+    const unfinished = resolve(directory, `${UNFINISHED}${process.pid}`)
+    await serverIn(unfinished).initialise()
+    await rename(unfinished, databaseDir)
+  }
+  const server = serverIn(databaseDir)
+  started(async () => {
+    await server.stop()
+    await rm(ownerFile, { force: true })
+  })
   await server.start().catch((error: unknown) => {
     throw new Error('the embedded Postgres did not start; LOG_LEVEL=debug shows why', { cause: error })
   })
-  if (fresh) await server.createDatabase('waybill')
+  await server.createDatabase('waybill').catch((error: { code?: string }) => {
+    if (error.code !== DUPLICATE_DATABASE) throw error
+  })
   return {
     url: `postgres://waybill:${keys.databasePassword}@127.0.0.1:${port}/waybill`,
     adminApiKey: keys.adminApiKey,
     encryptionKey: keys.encryptionKey,
-    async stop() {
-      await server.stop()
-      await rm(ownerFile, { force: true })
-    },
   }
 }
 

@@ -85,8 +85,7 @@ async function openDatabase(config: Config, log: Log, releasers: Releasers): Pro
       encryptionKeys: config.ENCRYPTION_KEY ?? [],
     }
   }
-  const embedded = await startEmbedded('.waybill', log)
-  releasers.add('embedded Postgres', embedded.stop)
+  const embedded = await startEmbedded('.waybill', log, (stop) => releasers.add('embedded Postgres', stop))
   if (!config.ADMIN_API_KEY)
     process.stderr.write(`Embedded Postgres in .waybill/. Admin key: ${embedded.adminApiKey}\n`)
   return {

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { existsSync, readdirSync } from 'node:fs'
 import { readFile, writeFile } from 'node:fs/promises'
 import { suite, test } from 'node:test'
 import { createDatabase, PASSWORD } from './support/database.ts'
@@ -257,5 +258,31 @@ suite('starting', { concurrency: 3 }, () => {
         what: 'Postgres to end with the service',
       },
     )
+  })
+
+  test('a first start without DATABASE_URL that is interrupted, wherever, does not stop the next one', async (t) => {
+    const cwd = await createDirectory(t)
+    const folder = `${cwd}/.waybill`
+    const start = () => runProgram(t, { cwd, env: { HOST: '127.0.0.1', PORT: '0' } })
+    const making = () => existsSync(folder) && readdirSync(folder).some((name) => name.startsWith('postgres.'))
+    const isUp = () => existsSync(`${folder}/postgres/postmaster.pid`)
+
+    const killed = start()
+    await waitFor(making, { what: 'the data directory to be made' })
+    await killed.kill()
+
+    const stopped = start()
+    await waitFor(isUp, { timeoutMs: 60_000, what: 'Postgres to start' })
+    assert.deepEqual(await stopped.stop(), { code: 0, signal: null })
+    await waitFor(() => !isUp(), { what: 'Postgres to end with the service' })
+
+    const killedLater = start()
+    await waitFor(isUp, { timeoutMs: 60_000, what: 'Postgres to start' })
+    await killedLater.kill()
+
+    const whole = start()
+    await whole.logged('service.ready', 60_000)
+    assert.deepEqual(readdirSync(folder).sort(), ['keys.json', 'owner.pid', 'postgres'])
+    assert.deepEqual(await whole.stop(), { code: 0, signal: null })
   })
 })
