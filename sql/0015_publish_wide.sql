@@ -144,8 +144,8 @@ begin
     ), verdicts as (
       select i, case
           when fanout > most_fanout then array['fanout', jsonb_build_object('limit', most_fanout, 'current', fanout)::text]
-          when attempts >= most_attempts then array['monthly_attempts', jsonb_build_object('limit', most_attempts, 'current', attempts)::text]
-          when before + nth > most_events then array['monthly_events', jsonb_build_object('limit', most_events,
+          when attempts >= most_attempts then array['monthly_attempts', jsonb_build_object('limit', most_attempts, 'current', attempts, 'month', this_month)::text]
+          when before + nth > most_events then array['monthly_events', jsonb_build_object('limit', most_events, 'month', this_month,
             'current', greatest(before, least(before + nth - 1, most_events)))::text] end as verdict
       from placed
     )

@@ -138,6 +138,28 @@ suite('an endpoint that changes', { concurrency: 2 }, () => {
     await waitFor(async () => (await state()) === 'active')
   })
 
+  test('is tried at its new URL at once also where all wait for the first in order', async (t) => {
+    const { receiver, tenant, id, patch, state } = await begin(t, {
+      BREAKER_FAILURES: '1',
+      BREAKER_SECONDS: '0',
+      BREAKER_PROBE_SECONDS: '1',
+      BREAKER_PROBE_MAX_SECONDS: '1',
+      RETRY_DELAY_SECONDS: '3600',
+    })
+    receiver.script('/old', 500)
+    await patch({ ordered: true })
+    const { delivery_ids } = await tenant.publish()
+    await tenant.publish()
+    await waitFor(async () => (await state()) === 'failing')
+    const { body: shown } = await tenant.call('GET', `/v1/endpoints/${id}`)
+    const { body: first } = await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)
+    assert.equal(shown.next_probe_at, first.next_attempt_at, 'nothing comes before its retry')
+    assert.equal(receiver.at('/old').length, 1)
+    await patch({ url: receiver.url('/new') })
+    await receiver.until(2, { path: '/new' })
+    await waitFor(async () => (await state()) === 'active')
+  })
+
   test('gets as much at once as before when it was switched off and on', async (t) => {
     const { sql, receiver, tenant, patch } = await begin(t, { ENDPOINT_CONCURRENCY: '10' })
     await patch({ is_active: false })

@@ -101,6 +101,26 @@ suite('pace and order', { concurrency: 3 }, () => {
     await waitFor(async () => (await age()) === 0, { what: 'the third one not to be due before the second’s retry' })
   })
 
+  test('a paced endpoint gets its slots, and an ordered one its turns, while others have a backlog', async (t) => {
+    const { sql, receiver, startWorker, tenant } = await start(t, { WORKER_CONCURRENCY: '8' })
+    const make = async (name: string) => {
+      watchInFlight(receiver, `/${name}`, 200, { delayMs: 20 })
+      return (await tenant.createEndpoint(receiver.url(`/${name}`), { subscribed_events: [name] })).endpoint_id
+    }
+    // All its own: a tenant's endpoints share its turn.
+    for (let n = 0; n < 8; n++) await make(`busy.${n}`)
+    await sql`update waybill.endpoints set max_per_second = 10 where endpoint_id = ${await make('paced')}`
+    await sql`update waybill.endpoints set ordered = true where endpoint_id = ${await make('ordered')}`
+    for (let n = 0; n < 8; n++) await publishMany(sql, tenant.tenantId, 300, `busy.${n}`)
+    for (const name of ['paced', 'ordered']) await publishMany(sql, tenant.tenantId, 12, name)
+    await startWorker()
+    for (const name of ['paced', 'ordered']) await receiver.until(12, { path: `/${name}`, timeoutMs: 60_000 })
+    const others = receiver.receipts.length - 24
+    assert.ok(others < 2000, `they came after ${others} of the 2,400 others`)
+    await settled(sql)
+    await assertBooks(sql)
+  })
+
   test('a dead letter lets its successors go', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t, { RETRY_LIMIT: '1' })
     const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))

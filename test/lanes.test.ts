@@ -96,7 +96,10 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     const atOnce = receiver.receipts.length
     await pause(1000)
     const stopped = receiver.receipts.length
-    await waitFor(async () => (await standingOf(sql, id)).held === 5000 - stopped, { what: 'the rest to be held' })
+    await waitFor(async () => (await standingOf(sql, id)).held === 5000 - stopped, {
+      timeoutMs: 60_000,
+      what: 'the rest to be held',
+    })
     assert.ok(stopped < 5000 && stopped - atOnce <= 500, `${stopped - atOnce} came after the deactivation`)
     assert.equal(receiver.receipts.length, stopped)
     assert.equal((await sql`select from pgboss.job where name = 'deliveries'`).length, 0)

@@ -101,8 +101,12 @@ async function reopen(
   if (hold) await countHeld(sql, tenantId, endpoint_id)
 }
 
-/** Whoever asks for a replay believes that the endpoint answers again: its next probe need not wait. */
+/**
+ * Whoever asks for a replay believes that the endpoint answers again: its next probe need not wait, nor, where it is ordered,
+ * the one retry that all others wait for.
+ */
 async function probeNow(sql: Db, tenantId: string, endpointId: string): Promise<true> {
+  await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`
   await sql`
     with hurried as (
       update waybill.endpoint_stats set next_probe_at = now()

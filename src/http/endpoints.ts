@@ -139,8 +139,12 @@ export function mountEndpoints(
   })
 }
 
-/** An endpoint that was inactive, or failed at another URL, is given the benefit of the doubt, and what was held in growing chunks. */
+/**
+ * An endpoint that was inactive, or failed at another URL, is given the benefit of the doubt, and what was held in growing chunks;
+ * where it is ordered, after the one retry that all others wait for.
+ */
 async function startAgain(sql: Db, tenantId: string, endpointId: string): Promise<void> {
+  await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`
   await sql`
     update waybill.endpoint_stats set failure_streak = 0, failing_since = null, probing = null, next_probe_at = null, failed_probes = 0,
       breaker = case when held > 0 then 'half_open' else 'closed' end::waybill.breaker, 

@@ -1,0 +1,123 @@
+-- What must not wait for a turn that comes too late.
+
+-- As it was, but that first attempts, too, have a place in time where time is short: probes, what follows them, slots, and
+-- the one delivery for which an ordered endpoint's others wait. They stood at the end of their turn, behind up to 64 deliveries
+-- of every tenant with a backlog; slots were over before, so that a paced endpoint got nothing, and probes were replaced
+-- unsent. At its head they still count against their tenant's share. Queues held deliveries, oldest first, and says
+-- how many of each endpoint. `busy` is how many of its deliveries the caller has in hand, `most` how many it can make use of.
+--   inactive       none
+--   ordered        one, when none is queued
+--   breaker open   one, when a probe is due; the next is due after `lease`, unless the probe's outcome says otherwise
+--   half open      up to twice its ramp: as many as may be under way, and as many to follow them without a pause
+--   max_per_second as many as have a slot in the coming half second; each carries its slot
+create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval)
+returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
+set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+  picked record;
+  jobs text;
+begin
+  -- A statement of its own: the next ones must see what whoever had the locks before has released.
+  perform from waybill.endpoint_stats s
+  join unnest(tenants, endpoints) as a (tenant_id, endpoint_id) on s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
+  order by s.tenant_id, s.endpoint_id for no key update of s;
+
+  with lanes as (
+    select s.tenant_id, s.endpoint_id, e.max_per_second, s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent, greatest(s.next_slot, now()) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
+      case
+        when not e.is_active then 0
+        when e.ordered and s.pending + s.retrying > s.held then 0
+        when s.breaker = 'open' then (s.next_probe_at <= now())::int
+        when e.ordered then 1
+        else least(a.most - a.busy, case when s.breaker = 'half_open' then 2 * s.ramp end - a.busy,
+          ceil(extract(epoch from now() + interval '500 milliseconds' - greatest(s.next_slot, now())) * e.max_per_second)::int)
+      end as room
+    from unnest(tenants, endpoints, busy, most) as a (tenant_id, endpoint_id, busy, most)
+    join waybill.endpoint_stats s on s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
+    join waybill.endpoints e on e.tenant_id = a.tenant_id and e.endpoint_id = a.endpoint_id
+    cross join waybill.queue_clock clock
+    where s.held > 0
+  ), sharing as (
+    -- A tenant's turn is shared by its endpoints, as in waybill.publish.
+    select l.tenant_id, count(*) / 64.0 as step from lanes l where l.room > 0 group by l.tenant_id
+  ), chosen as (
+    select l.tenant_id, l.endpoint_id, d.delivery_id, d.spent_retries, l.max_per_second, l.urgent,
+      l.tag + x.step * row_number() over lane as tag, l.clock,
+      l.slot + (row_number() over lane - 1) * interval '1 second' / l.max_per_second as slot
+    from lanes l join sharing x using (tenant_id) cross join lateral (
+      select delivery_id, spent_retries from waybill.deliveries d
+      where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held
+      order by d.delivery_id limit greatest(l.room, 0)) d
+    window lane as (partition by l.tenant_id, l.endpoint_id order by d.delivery_id)
+  )
+  select count(*)::int as n, array_agg(tenant_id) as tenants, array_agg(endpoint_id) as endpoints, array_agg(delivery_id) as ids,
+    array_agg(spent_retries) as retries, array_agg(urgent) as urgent, array_agg(max_per_second) as rates, array_agg(tag) as tags,
+    -- Where in a turn claiming is, its clock does not tell: what is of the next one may be part of it.
+    array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots,
+    min(delivery_id::text)::uuid as first_id, max(delivery_id::text)::uuid as last_id
+  into picked from chosen;
+  if picked.n = 0 then return; end if;
+
+  -- The bounds are for the planner, which then looks at the partitions between them only.
+  update waybill.deliveries d set held = false, spent_retries = 0, next_attempt_at = coalesce(p.slot, now()), updated_at = now()
+  from unnest(picked.tenants, picked.ids, picked.slots) as p (tenant_id, delivery_id, slot)
+  where d.tenant_id = p.tenant_id and d.delivery_id = p.delivery_id and d.delivery_id between picked.first_id and picked.last_id;
+
+  update waybill.endpoint_stats s set
+    held = s.held - c.n,
+    tag = greatest(s.tag, c.tag),
+    next_slot = coalesce(c.last_slot + interval '1 second' / c.rate, s.next_slot),
+    probing = case when s.breaker = 'open' then c.first_id end,
+    next_probe_at = case when s.breaker = 'open' then now() + lease end
+  from (select tenant_id, endpoint_id, count(*)::int as n, max(slot) as last_slot, max(rate) as rate,
+          max(tag) filter (where retries = 0) as tag, min(delivery_id::text)::uuid as first_id
+        from unnest(picked.tenants, picked.endpoints, picked.ids, picked.retries, picked.rates, picked.tags, picked.slots)
+          as p (tenant_id, endpoint_id, delivery_id, retries, rate, tag, slot) group by 1, 2) c
+  where s.tenant_id = c.tenant_id and s.endpoint_id = c.endpoint_id;
+
+  select json_agg(json_build_object('id', id,
+      'priority', case when retries = 0 then -floor(greatest(clock, start))::int when urgent then waybill.place_again(-1400000000) else waybill.retry_priority(now()) end,
+      'data', json_build_object('tenant_id', tenant_id, 'tag', case when retries = 0 then start end, 'slot', extract(epoch from slot) * 1000)) order by id)::text
+  into jobs from unnest(picked.tenants, picked.ids, picked.retries, picked.urgent, picked.starts, picked.clocks, picked.slots) as p (tenant_id, id, retries, urgent, start, clock, slot);
+  perform waybill.enqueue(jobs);
+  -- started_on is empty, so the next claim is this very retry and not one more. And a first attempt that is urgent stands
+  -- before all that have its priority: of each tenant with a backlog, that is up to 64.
+  update pgboss.job j set retry_count = r.retries,
+    created_on = case when r.retries = 0 then j.created_on - interval '1 day' else j.created_on end
+  from unnest(picked.ids, picked.retries, picked.urgent) as r (id, retries, urgent)
+  where j.name = 'deliveries' and j.id = any(picked.ids) and j.id = r.id and (r.retries > 0 or r.urgent);
+  perform pg_notify('waybill_due', case when 0 < any(picked.retries) then 'retry' else '' end);
+  return query select c.t, c.e, count(*)::int from unnest(picked.tenants, picked.endpoints) as c (t, e) group by c.t, c.e;
+end $$;
+
+-- Of an ordered endpoint, the one delivery that waits for its retry, and all others for it, is due now.
+create function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language sql
+set plan_cache_mode = force_custom_plan
+as $$
+  with waiting as (
+    select tenant_id, delivery_id from waybill.deliveries d join waybill.endpoints e using (tenant_id, endpoint_id)
+    where tenant_id = tenant and endpoint_id = endpoint and e.ordered and not d.held and d.status in ('pending', 'retrying')
+  ), hurried as (
+    update pgboss.job j set start_after = now(), priority = greatest(j.priority, waybill.retry_priority(now()))
+    from waiting w where j.name = 'deliveries' and j.id = w.delivery_id and j.state < 'active' and j.start_after > now()
+    returning w.tenant_id, w.delivery_id
+  ), shown as (
+    update waybill.deliveries d set next_attempt_at = now(), updated_at = now()
+    from hurried h where d.tenant_id = h.tenant_id and d.delivery_id = h.delivery_id returning 1
+  )
+  select pg_notify('waybill_due', 'retry') from shown
+$$;
+
+-- As it was, but that no month's count falls below nothing: what was counted in one and is put away in the next is given back
+-- to the next. Gives places in the month back for attempts that were counted and then not made. The rows are locked in
+-- the order in which claims lock them.
+create or replace function waybill.refund_attempts(tenants text[]) returns void language sql as $$
+  select from waybill.usage
+  where tenant_id = any(tenants) and month = date_trunc('month', now() at time zone 'utc')::date and metric = 'attempts'
+  order by tenant_id for no key update;
+  update waybill.usage u set count = greatest(0, u.count - r.n)
+  from (select tenant_id, count(*) as n from unnest(tenants) as t (tenant_id) group by tenant_id) r
+  where u.tenant_id = r.tenant_id and u.month = date_trunc('month', now() at time zone 'utc')::date and u.metric = 'attempts'
+$$;
