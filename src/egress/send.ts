@@ -13,6 +13,8 @@ import { createResolver } from './resolve.ts'
  * the request reached it: the news takes one round trip. Later than that, the receiver had the request in hand.
  */
 const CLOSE_RACE_MS = 1000
+/** So many 1xx may announce a response. More come from who means harm: each costs time that others' attempts need. */
+const MOST_ANNOUNCEMENTS = 32
 
 /** What became of one POST. Delivered if, and only if, `error` is null. */
 export interface Outcome {
@@ -124,6 +126,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
         let reused = false
         let answered = false
         let writtenMs = 0
+        let announcements = 0
         connection = using
         using.client.dispatch(options, {
           onRequestStart() {
@@ -135,8 +138,12 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
             answered = true
           },
           onResponseStart(_controller, status, responseHeaders) {
-            // 1xx announces the response; any number of them may come.
-            if (status < 200) return
+            if (status < 200) {
+              if (++announcements <= MOST_ANNOUNCEMENTS || !end()) return
+              using.cancel()
+              settle(false, failure('protocol_error'))
+              return
+            }
             statusCode = status
             const header = responseHeaders['retry-after']
             retryAfter = (Array.isArray(header) ? header[0] : header) ?? null

@@ -217,6 +217,11 @@ test('dripped headers, a dripped body and endless 1xx answers do not stretch the
   assert.match(success.responseBody ?? '', /^abc+$/)
 })
 
+test('1xx answers without an end are cut off long before the deadline', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 103 Early Hints\r\n\r\n'.repeat(100))
+  assertFailed(await startSender(t).post(receiver.url), 'protocol_error')
+})
+
 test('a body that stalls right after a 2xx is a success that was cut off', async (t) => {
   const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n')
   const outcome = await startSender(t).post(receiver.url)
