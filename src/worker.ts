@@ -74,11 +74,17 @@ export async function startWorker(deps: {
   const deliver = createDeliver({
     sender: deps.sender,
     withPayload: createPayloads({ pool, closing: closing.signal, log }),
-    record: (attempt) =>
-      insist(
-        () => record(attempt),
+    record: (attempt) => {
+      let tries = 0
+      return insist(
+        async () => {
+          tries++
+          const recorded = await record(attempt)
+          return { ...recorded, settled: recorded.settled || (tries > 1 ? null : false) }
+        },
         (error) => log.warn({ err: error, delivery_id: attempt.claim.deliveryId }, 'record.waiting'),
-      ),
+      )
+    },
     openSecret: cacheOpened(deps.secretBox),
     headerPrefix: deps.headerPrefix,
     userAgent: deps.userAgent,

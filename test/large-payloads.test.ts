@@ -100,6 +100,22 @@ suite('large payloads', { concurrency: 3 }, () => {
     assert.equal(receiver.at('/large').length, count)
   })
 
+  test('that wait for room are not sent to an endpoint that is inactive by then', async (t) => {
+    const count = AT_ONCE + 2
+    const { databaseUrl, sql, receiver, tenant } = await publishLarge(t, count)
+    const held = gate()
+    receiver.script('/large', held.reply)
+    await startService(t, { databaseUrl, mode: 'worker', env: PATIENT })
+    await receiver.until(AT_ONCE)
+    await waitFor(async () => (await jobs(sql, 'active')).length === count, { what: 'the others to be claimed' })
+    const [endpoint] = (await tenant.call('GET', '/v1/endpoints')).body.data
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body: { is_active: false } })
+    held.open()
+    const waiting = () => sql`select from waybill.deliveries where held and attempt_count = 0`
+    await waitFor(async () => (await waiting()).length === 2, { what: 'the others to be held' })
+    assert.equal(receiver.at('/large').length, AT_ONCE)
+  })
+
   test('that cannot be read for a while cost no attempt and no retry', async (t) => {
     const count = 6
     const { databaseUrl, sql, receiver } = await publishLarge(t, count)

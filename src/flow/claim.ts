@@ -106,7 +106,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
         payload: row.payload,
         payloadBytes: row.payload_bytes,
         url: row.url,
-        secrets: row.previous_secret ? [row.signing_secret, row.previous_secret] : [row.signing_secret],
+        secrets: secretsOf(row),
         withinQuota: row.within_quota,
         atOnce: row.at_once,
         startAt: row.slot === null ? null : row.slot - clockOffsetMs - Date.now() + performance.now(),
@@ -116,6 +116,10 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
   }
   return claimed
 }
+
+/** An endpoint's sealed secrets, newest first. */
+export const secretsOf = ({ signing_secret, previous_secret }: Pick<Row, 'signing_secret' | 'previous_secret'>) =>
+  previous_secret ? [signing_secret, previous_secret] : [signing_secret]
 
 /** Gives claims back as if they had not been made, with their places in the month. Those that have lapsed are left alone. */
 export async function unclaim(sql: Db, claims: Claim[]): Promise<void> {

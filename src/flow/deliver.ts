@@ -44,10 +44,13 @@ export function createDeliver(deps: {
     if (!claim.withinQuota) {
       return await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
     }
-    const outcome = await deps.withPayload(claim, (payload) => send(claim, payload, signal))
+    const { sent, outcome } = await deps.withPayload(claim, async (sent, payload) => ({
+      sent,
+      outcome: await send(sent, payload, signal),
+    }))
     answered()
     const verdict = judge(outcome, new Date(Date.now() + claim.clockOffsetMs))
-    const recorded = await deps.record({ claim, outcome, verdict })
+    const recorded = await deps.record({ claim: sent, outcome, verdict })
     deps.log.info(attemptLine(claim, outcome, recorded), 'delivery.attempted')
     return recorded
   }
@@ -71,7 +74,8 @@ function attemptLine(claim: Claim, outcome: Outcome, { settled, nextAttemptAt }:
     error: outcome.error,
     duration_ms: outcome.durationMs,
     next_attempt_at: nextAttemptAt,
-    // False when the claim had lapsed and another worker has the delivery: this attempt happened but does not count.
+    // False when the claim had lapsed and another worker has the delivery: this attempt happened but does not count. Null when
+    // nobody knows: recording it may have succeeded without an answer.
     settled,
   }
 }

@@ -1,7 +1,7 @@
 import type { Pool } from '../db.ts'
 import type { Log } from '../log.ts'
 import { createRoom } from '../room.ts'
-import type { Claim } from './claim.ts'
+import { type Claim, secretsOf } from './claim.ts'
 import { insist } from './insist.ts'
 
 /** What payloads take together that are not part of their claims, from loading until the request is over. */
@@ -12,15 +12,28 @@ const LOADS_AT_ONCE = 4
 const ROOM_PATIENCE_MS = 10_000
 const LOAD_PATIENCE_MS = 5000
 
-/** There was no room for the payload in time, or the database did not give it: nothing was sent. */
+/** There was no room for the payload in time, the database did not give it, or the endpoint is inactive since: nothing was sent. */
 export class PayloadLate extends Error {}
 
-/** Runs `work`, which makes a claim's request, with the claim's payload. */
-export type WithPayload = <Result>(claim: Claim, work: (payload: string) => Promise<Result>) => Promise<Result>
+type Row = {
+  payload: string
+  url: string
+  is_active: boolean
+  signing_secret: Uint8Array
+  previous_secret: Uint8Array | null
+}
+type Loaded = { claim: Claim; payload: string }
+
+/** Runs `work`, which makes a claim's request, with the claim, as it is by then, and its payload. */
+export type WithPayload = <Result>(
+  claim: Claim,
+  work: (claim: Claim, payload: string) => Promise<Result>,
+) => Promise<Result>
 
 /**
  * Payloads that are too large to be part of a claim are loaded one by one, when there is room for them: first come, first
- * served, and a tenant gets at most half of what the others leave. Throws `PayloadLate` when one does not come, and the
+ * served, and a tenant gets at most half of what the others leave. The endpoint may be another by then, so its URL and secrets
+ * come with it. Throws `PayloadLate` when one does not come, and the
  * reason of `closing` when that aborts first.
  */
 export function createPayloads({ pool, closing, log }: { pool: Pool; closing: AbortSignal; log: Log }): WithPayload {
@@ -29,15 +42,19 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
   // Counted, not weighed.
   const loads = createRoom(LOADS_AT_ONCE, { maxWaitMs: LOAD_PATIENCE_MS, refusal })
 
-  async function load(claim: Claim): Promise<string> {
+  async function load(claim: Claim): Promise<Loaded | null> {
     const [row] = await unless(
       closing,
-      pool<{ payload: string }[]>`
-        select payload from waybill.events where tenant_id = ${claim.tenantId} and event_id = ${claim.eventId}`,
+      pool<Row[]>`
+        select e.payload, p.url, p.is_active, p.signing_secret, case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret
+        from waybill.events e cross join waybill.endpoints p
+        where e.tenant_id = ${claim.tenantId} and e.event_id = ${claim.eventId}
+          and p.tenant_id = ${claim.tenantId} and p.endpoint_id = ${claim.endpointId}`,
     )
-    // A delivery that is not finished keeps its event.
+    // A delivery that is not finished keeps its event, and its endpoint.
     if (row === undefined) throw new Error('the event is gone')
-    return row.payload
+    if (!row.is_active) return null
+    return { claim: { ...claim, url: row.url, secrets: secretsOf(row) }, payload: row.payload }
   }
 
   const loadInTurn = (claim: Claim) =>
@@ -52,8 +69,17 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
 
   return async (claim, work) => {
     const { payload } = claim
-    if (payload !== null) return await work(payload)
-    return await room.hold(claim.tenantId, claim.payloadBytes, async () => work(await loadInTurn(claim)), closing)
+    if (payload !== null) return await work(claim, payload)
+    return await room.hold(
+      claim.tenantId,
+      claim.payloadBytes,
+      async () => {
+        const loaded = await loadInTurn(claim)
+        if (loaded === null) throw new PayloadLate('the endpoint is inactive')
+        return await work(loaded.claim, loaded.payload)
+      },
+      closing,
+    )
   }
 }
 

@@ -14,8 +14,8 @@ export type AttemptRecord =
   | { claim: Claim; outcome: null; verdict: { kind: 'over_quota' } }
 
 export type Recorded = {
-  /** False when the claim had lapsed: then nothing of the attempt was stored. */
-  settled: boolean
+  /** False when the claim had lapsed: then nothing of the attempt was stored. Null when a try before may have stored it. */
+  settled: boolean | null
   nextAttemptAt: Date | null
   /** Whether the endpoint has deliveries that are held. */
   held: boolean

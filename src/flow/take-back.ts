@@ -10,9 +10,9 @@ const LOOK_MS = 1000
 const LAPSE_SECONDS = 10
 /**
  * Longer than workers take to touch what they hold: while the database was away none could, and those that are alive must
- * not lose their claims for it.
+ * not lose their claims for it. Nor when this process starts, which may have waited for the database.
  */
-const AFTER_FAILURE_MS = 5000
+const AFTER_ABSENCE_MS = 5000
 /** A delivery that was lost this often in a row is no bystander: it waits as after a failure, apart from the others. */
 const SUSPECT = 3
 /** After so many it is taken for what ends its workers, and dead-lettered. */
@@ -27,7 +27,7 @@ const MAX_BATCH = 500
  */
 export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => void; log: Log }): Loop {
   const { pool, boss, log } = deps
-  let lookFrom = 0
+  let lookFrom = performance.now() + AFTER_ABSENCE_MS
   const look = createThoroughness()
   return startLoop({
     name: 'take-back',
@@ -36,7 +36,7 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
     async run() {
       if (performance.now() < lookFrom) return false
       const found = await look((thorough) => takeBack(pool, boss, thorough)).catch((error: unknown) => {
-        lookFrom = performance.now() + AFTER_FAILURE_MS
+        lookFrom = performance.now() + AFTER_ABSENCE_MS
         throw error
       })
       if (found.length === 0) return false
