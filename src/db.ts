@@ -44,6 +44,9 @@ export function openDb(
     keep_alive: 5,
     connection: {
       application_name: `waybill ${options.name}`,
+      // What the driver can read, whatever the server, the database or the role says.
+      DateStyle: 'ISO',
+      bytea_output: 'hex',
       plan_cache_mode: 'force_custom_plan',
       statement_timeout: patienceMs,
       idle_in_transaction_session_timeout: 10_000,
@@ -134,6 +137,9 @@ export async function transact<Result>(pool: Pool, work: (sql: Db) => Promise<Re
 
 /** Whether a statement was cancelled because it took longer than its pool's patience. */
 export const isTooSlow = (error: unknown) => error instanceof postgres.PostgresError && error.code === '57014'
+
+/** Whether a table is not there any more. */
+export const isGone = (error: unknown) => error instanceof postgres.PostgresError && error.code === '42P01'
 
 /** Of SQLSTATE: cardinality, data, integrity, program limit and plpgsql errors. */
 const FAULTS_OF_VALUES = ['21', '22', '23', '54', 'P0']

@@ -221,6 +221,21 @@ suite('starting', { concurrency: 3 }, () => {
     assert.ok(queue?.expire_seconds > 400, 'no attempt outlives its claim')
   })
 
+  test('what a database or role is set to show bytes and times as changes nothing', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const name = new URL(databaseUrl).pathname.slice(1)
+    await sql.unsafe(`alter database ${name} set bytea_output = 'escape'`)
+    await sql.unsafe(`alter database ${name} set datestyle = 'SQL, DMY'`)
+    const receiver = await startReceiver(t)
+    const service = await startService(t, { databaseUrl })
+    const tenant = await createTenant(service)
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+    const { created_at } = (await tenant.call('GET', `/v1/endpoints/${endpoint_id}`)).body
+    assert.ok(Math.abs(Date.parse(created_at) - Date.now()) < 60_000, created_at)
+    await tenant.publish()
+    await receiver.until(1)
+  })
+
   test('without DATABASE_URL the service keeps a Postgres of its own, which survives kill -9 and a restart', async (t) => {
     const cwd = await createDirectory(t)
     const env = { HOST: '127.0.0.1', PORT: '0', EGRESS_ALLOW: '127.0.0.0/8' }

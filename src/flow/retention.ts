@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type Db, isRetryable, type Pool } from '../db.ts'
+import { type Db, isGone, isRetryable, type Pool } from '../db.ts'
 import { firstId } from '../ids.ts'
 import type { Log } from '../log.ts'
 import { type Counts, countMovable, KINDS, lookUpOnly, moveLive, table } from './partitions.ts'
@@ -56,7 +56,7 @@ export async function runRetention(
     }
   }
   for (const day of await daysBefore(pool, cutoff)) {
-    const counts = options.apply ? await deleteDay(day) : await countDay(pool, day)
+    const counts = options.apply ? await deleteDay(day) : await countDay(pool, day).catch(noneIfGone)
     for (const kind of KINDS) total[kind] += counts[kind]
   }
   const leftovers = await pruneRows(pool, 'default', cutoff, options.apply)
@@ -81,6 +81,12 @@ async function daysBefore(pool: Pool, cutoff: Date): Promise<string[]> {
       and substring(relname from '\\d{8}$') < ${last}
     order by 1`
   return rows.map((row) => row.day)
+}
+
+/** Another run has dropped the day that was to be counted. */
+function noneIfGone(error: unknown): Counts {
+  if (isGone(error)) return NONE
+  throw error
 }
 
 async function countDay(pool: Pool, day: string): Promise<Counts> {

@@ -112,7 +112,7 @@ type TenantRow = {
 export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: Auth }): void {
   mount.admin(putTenant, async (c, { body }) => {
     const limits = body.limits ? pool.json(body.limits as Record<string, number>) : null
-    const [tenant] = await pool<TenantRow[]>`
+    const put = () => pool<TenantRow[]>`
       with put as (
         insert into waybill.tenants as t (tenant_id, tenant_slug, limits)
         values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}, '{}'::jsonb))
@@ -120,10 +120,14 @@ export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: A
           tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}, t.limits), updated_at = now()
         returning *, xmax = 0 as created
       )
-      select put.*, pg_notify('waybill_tenants', '') from put`.catch((error: unknown) => {
-      if (isDuplicate(error, 'tenants_tenant_slug_key')) throw new AppError('slug_taken')
-      throw error
-    })
+      select put.*, pg_notify('waybill_tenants', '') from put`
+    const isTaken = (error: unknown) => isDuplicate(error, 'tenants_tenant_slug_key')
+    // Taken, it may be, by this very tenant, which another request has just made.
+    const [tenant] = await put()
+      .catch((error: unknown) => (isTaken(error) ? put() : Promise.reject(error)))
+      .catch((error: unknown) => {
+        throw isTaken(error) ? new AppError('slug_taken') : error
+      })
     // Other processes are told; whoever asks this one next sees it.
     auth.forget()
     const { tenant_id, tenant_slug, limits: now, created, created_at, updated_at } = tenant as TenantRow
