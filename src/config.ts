@@ -63,7 +63,11 @@ const environment = z.object({
     .string()
     .regex(/^[\x21-\x7e]{16,}$/, 'must be at least 16 visible ASCII characters')
     .optional(),
-  ENCRYPTION_KEY: z.string().transform(commaSeparated).pipe(z.array(encryptionKey).min(1)).optional(),
+  ENCRYPTION_KEY: z
+    .string()
+    .transform(commaSeparated)
+    .pipe(z.array(encryptionKey).min(1, 'must be at least one key'))
+    .optional(),
   HOST: z.string().default('0.0.0.0'),
   PORT: wholeNumber(0, 65535, 8080),
   LOG_LEVEL: z.enum(['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent']).default('info'),

@@ -30,7 +30,9 @@ export type RatePlace = { limit: number; count: number; windowStart: Date; secon
 export type PublishResult = { rate: RatePlace } & (
   | { outcome: 'accepted' | 'replayed'; eventId: string; deliveryIds: string[] }
   | { outcome: 'key_reused'; eventId: string }
-  | { outcome: 'fanout' | 'monthly_events' | 'monthly_attempts'; limit: number; current: number }
+  | { outcome: 'fanout'; limit: number; current: number }
+  /** `month`: the first moment of the calendar month (UTC) whose limit is reached. */
+  | { outcome: 'monthly_events' | 'monthly_attempts'; limit: number; current: number; month: Date }
   | { outcome: 'rate_limited' | 'counted' }
 )
 
@@ -46,7 +48,7 @@ type Row = {
     | 'monthly_attempts'
   event_id: string
   delivery_ids: string[] | null
-  details: { limit: number; current: number } | null
+  details: { limit: number; current: number; month?: string } | null
   same_text: boolean | null
   original_type: string | null
   original_bytes: number | null
@@ -160,8 +162,10 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
         return null
       case 'fanout':
       case 'monthly_events':
-      case 'monthly_attempts':
-        return { rate, outcome, limit: row.details?.limit ?? 0, current: row.details?.current ?? 0 }
+      case 'monthly_attempts': {
+        const { limit = 0, current = 0, month = '' } = row.details ?? {}
+        return { rate, outcome, limit, current, month: new Date(month) }
+      }
       default:
         return { rate, outcome }
     }

@@ -7,7 +7,7 @@ import type { PublishRequest, PublishResult } from '../flow/publish.ts'
 import type { RateCounter } from '../flow/rate-limit.ts'
 import type { Log } from '../log.ts'
 import type { SecretBox } from '../secrets.ts'
-import { errorBody, requestIdOf } from './answer.ts'
+import { errorBody } from './answer.ts'
 import type { Auth } from './auth.ts'
 import { mountDeliveries } from './deliveries.ts'
 import { mountDocs } from './docs.ts'
@@ -57,10 +57,8 @@ export function createApp(deps: AppDeps): App {
 
   app.use(async (c, next) => {
     const started = performance.now()
-    const { incoming, outgoing } = c.env
-    const requestId = requestIdOf(incoming.headers['x-request-id'])
+    const requestId = String(c.env.outgoing.getHeader('x-request-id'))
     c.set('requestId', requestId)
-    outgoing.setHeader('x-request-id', requestId)
     await next()
     log.debug(
       {

@@ -161,12 +161,12 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
   /** A replay that the month has no attempt left for would only be dead-lettered again. */
   async function requireAttempts(tenant: Tenant): Promise<void> {
     const limit = tenant.limits.monthly_attempts ?? deps.monthlyAttempts
-    const [used] = await pool<{ count: number }[]>`
-      select count::float8 from waybill.usage
-      where tenant_id = ${tenant.tenantId} and month = date_trunc('month', now() at time zone 'utc')::date and metric = 'attempts'`
-    const current = used?.count ?? 0
-    if (current >= limit)
-      throw new AppError('monthly_attempts', { limit, current, resets_at: firstOfNextMonth(new Date()) })
+    const [used] = await pool<{ month: Date; current: number }[]>`
+      select month, coalesce((select count::float8 from waybill.usage u
+        where u.tenant_id = ${tenant.tenantId} and u.month = m.month and u.metric = 'attempts'), 0) as current
+      from (select date_trunc('month', now() at time zone 'utc')::date as month) m`
+    const { month, current } = used as { month: Date; current: number }
+    if (current >= limit) throw new AppError('monthly_attempts', { limit, current, resets_at: firstOfNextMonth(month) })
   }
 
   mount.tenant(listDeliveries, { action: 'read' }, (c, tenant, { query }) => list(c, tenant, query))

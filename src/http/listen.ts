@@ -49,6 +49,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   const onRequest = (request: IncomingMessage, response: ServerResponse) => {
     // Here, and read from Node's own request: the web's headers around either cost as much as routing and checking it.
     for (const [name, value] of EVERY_ANSWER) response.setHeader(name, value)
+    const requestId = requestIdOf(request.headers['x-request-id'])
+    response.setHeader('x-request-id', requestId)
     // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
     if (draining) response.setHeader('connection', 'close')
     const isBusy = connections.get(request.socket)?.complete === true
@@ -60,7 +62,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     })
     if (request.headers.host === undefined && request.httpVersionMinor > 0) {
       if (isBusy) request.socket.destroy()
-      else refusal(400, 'must carry a Host header').end(request.socket)
+      else refusal(400, 'must carry a Host header', requestId).end(request.socket)
     } else void answer(request, response)
   }
   const server = createServer(
@@ -86,7 +88,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   })
   // An expectation other than 100-continue is one that we need not meet (RFC 9110, 10.1.1).
   server.on('checkExpectation', onRequest)
-  server.on('connect', (_request: IncomingMessage, socket: Duplex) => refusal(404, null).end(socket))
+  server.on('connect', ({ headers }: IncomingMessage, socket: Duplex) =>
+    refusal(404, null, requestIdOf(headers['x-request-id'])).end(socket),
+  )
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) => {
     // What one sent behind a request that is not answered yet must not be taken for its answer.
     const isBusy = connections.get(socket)?.complete === true
@@ -150,20 +154,19 @@ function isAnswering(socket: Duplex): boolean {
 }
 
 /** An answer to what never became a request of the application. `message` is null for 404. */
-function refusal(status: 400 | 404 | 408 | 431, message: string | null) {
+function refusal(status: 400 | 404 | 408 | 431, message: string | null, requestId = requestIdOf(undefined)) {
   const error = message === null ? new AppError('not_found') : new AppError('invalid_request', [{ path: '', message }])
   const body = JSON.stringify(errorBody(error))
   const headers = {
-    ...SECURITY_HEADERS,
     'content-type': 'application/json',
     'content-length': String(Buffer.byteLength(body)),
-    'x-request-id': requestIdOf(undefined),
     connection: 'close',
   }
   return {
     response: () => new Response(body, { status, headers }),
     end(socket: Duplex) {
-      const head = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`)
+      const all = { ...SECURITY_HEADERS, 'x-request-id': requestId, ...headers }
+      const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`)
       socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${head.join('')}\r\n${body}`)
       // Node looks at such a connection no more, and a client that keeps its side open would keep ours.
       setTimeout(() => socket.destroy(), LINGER_MS).unref()

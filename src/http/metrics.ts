@@ -15,7 +15,7 @@ const getMetrics = createRoute({
   tags: ['Metrics'],
   summary: 'Operational metrics of the tenant',
   description:
-    'Kept up by the transactions that publish and record, so they agree with the records; retention takes out what it deletes.',
+    'Kept up by the transactions that publish and record, so they agree with the records. Retention takes attempts out by the hour in which they were made, and their records with their delivery.',
   security: [{ apiKey: [] }],
   responses: {
     200: answers(

@@ -163,7 +163,7 @@ export function mountPublish(
           throw new AppError(result.outcome, {
             limit: result.limit,
             current: result.current,
-            resets_at: firstOfNextMonth(new Date()),
+            resets_at: firstOfNextMonth(result.month),
           })
         default:
           throw new Error(`publish ended as ${result.outcome}`)

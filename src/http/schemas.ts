@@ -43,11 +43,11 @@ export const eventType = z
     example: 'invoice.paid',
   })
 
-/** A moment with an offset or `Z`, in years that the ids can carry. */
+/** A moment with an offset or `Z`; the ids begin in 1970, so any before that is the same to them (`firstId`). */
 const moment = z.iso
   .datetime({ offset: true, error: 'must be an ISO 8601 time with an offset or Z' })
   .transform((text) => new Date(text))
-  .refine((date) => !Number.isNaN(date.getTime()) && date.getTime() >= 0, 'must be a time after 1970')
+  .refine((date) => !Number.isNaN(date.getTime()), 'must be a time that there is')
 
 const wholeNumber = (min: number, max: number) =>
   z

@@ -277,6 +277,8 @@ describe('each parameter, just within its bounds and just beyond', () => {
         `${moment}%2B02:00`,
         `${moment}.123456-11:30`,
         '1970-01-01T00:00:00Z',
+        '1969-12-31T23:59:59Z',
+        '0001-01-01T00:00:00Z',
         '9999-12-31T23:59:59Z',
       ],
       [
@@ -290,7 +292,6 @@ describe('each parameter, just within its bounds and just beyond', () => {
         '0000-00-00T00:00:00Z',
         '2026-02-30T00:00:00Z',
         '2026-13-01T00:00:00Z',
-        '1969-12-31T23:59:59Z',
         '%2B300000-01-01T00:00:00Z',
         '1763630000',
         `${moment}Z%00`,

@@ -255,6 +255,15 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     assert.equal((await publish(tenant.call)).status, 429)
   })
 
+  test('a tenant that is created by several at once is created, for each of them', async () => {
+    const { admin } = await quotas.newTenant()
+    for (let round = 0; round < 10; round++) {
+      const body = { tenant_id: `twin-${round}`, tenant_slug: `twin-${round}` }
+      const replies = await Promise.all(Array.from({ length: 8 }, () => admin('POST', '/v1/admin/tenants', { body })))
+      for (const { status, text } of replies) assert.equal(status, 200, text)
+    }
+  })
+
   test('a tenant’s new limits hold for the request that comes after the answer', async () => {
     const { tenant, admin } = await quotas.newTenant()
     for (let limit = 2; limit < 22; limit++) {

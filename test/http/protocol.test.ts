@@ -189,6 +189,18 @@ describe('the request id', () => {
     }
   })
 
+  test('is the client’s own also where the request is none that we answer', async () => {
+    for (const head of [
+      'GET /health HTTP/1.1\r\n',
+      'CONNECT a.example:443 HTTP/1.1\r\nHost: x\r\n',
+      'GET /health HTTP/1.1\r\nHost: a b\r\n',
+    ])
+      assert.equal(
+        (await rawRequest(service.port, `${head}X-Request-Id: mine\r\n\r\n`))?.headers.get('x-request-id'),
+        'mine',
+      )
+  })
+
   test('is a new one otherwise', async () => {
     for (const id of [undefined, '', 'a b', 'x'.repeat(129), 'a"b', '\u00e9', 'a,b']) {
       assert.match((await inner('/health', id)) ?? '', UUID)
