@@ -256,7 +256,7 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
   })
 
   test('a tenant that is created by several at once is created, for each of them', async () => {
-    const { admin } = await quotas.newTenant()
+    const { admin } = await rates.newTenant()
     for (let round = 0; round < 10; round++) {
       const body = { tenant_id: `twin-${round}`, tenant_slug: `twin-${round}` }
       const replies = await Promise.all(Array.from({ length: 8 }, () => admin('POST', '/v1/admin/tenants', { body })))
