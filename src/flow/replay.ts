@@ -1,7 +1,7 @@
 import { type Db, type Pool, transact } from '../db.ts'
 import { DELIVERIES } from '../queue.ts'
 
-type State = { endpoint_id: string; status: string; held: boolean; hold: boolean }
+type State = { endpoint_id: string; status: string; held: boolean; hold: boolean; ordered: boolean }
 
 /**
  * Returns what makes a delivery due now. A finished one becomes pending again with a full set of retries, and its attempt
@@ -44,7 +44,7 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
       select event_id from waybill.events where tenant_id = ${tenantId}
         and event_id = (select event_id from waybill.deliveries where tenant_id = ${tenantId} and delivery_id = ${deliveryId}) for key share
     )
-    select d.endpoint_id, d.status, d.held,
+    select d.endpoint_id, d.status, d.held, p.ordered,
       not p.is_active or p.ordered or p.max_per_second is not null or coalesce(s.breaker <> 'closed', false) as hold
     from kept join waybill.deliveries d using (event_id) join waybill.endpoints p using (tenant_id, endpoint_id)
     left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
@@ -54,8 +54,8 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
   if (isFinished) {
     await reopen(sql, tenantId, deliveryId, delivery)
     // Where not everything may be sent at once, it stands in line like any other.
-    if (delivery.hold) return await probeNow(sql, tenantId, delivery.endpoint_id)
-  } else if (delivery.held) return await probeNow(sql, tenantId, delivery.endpoint_id)
+    if (delivery.hold) return await probeNow(sql, tenantId, delivery)
+  } else if (delivery.held) return await probeNow(sql, tenantId, delivery)
   const hurried = await sql`
     update pgboss.job set start_after = now(), priority = greatest(priority, waybill.retry_priority(now())) where name = ${DELIVERIES} and id = ${deliveryId} and state < 'active' and start_after > now()
     returning id`
@@ -63,7 +63,7 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
     await sql`update waybill.deliveries set next_attempt_at = now(), updated_at = now() where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`
     await sql`select pg_notify('waybill_due', 'retry')`
     // Nobody sends it to an endpoint that fails: it is held as soon as it is claimed, and may be the next probe.
-    if (delivery.hold) await probeNow(sql, tenantId, delivery.endpoint_id)
+    if (delivery.hold) await probeNow(sql, tenantId, delivery)
   }
   // A job that failed for good would swallow the new one of the same id.
   await sql`delete from pgboss.job where name = ${DELIVERIES} and id = ${deliveryId} and state > 'active'`
@@ -105,12 +105,12 @@ async function reopen(
  * Whoever asks for a replay believes that the endpoint answers again: its next probe need not wait, nor, where it is ordered,
  * the one retry that all others wait for.
  */
-async function probeNow(sql: Db, tenantId: string, endpointId: string): Promise<true> {
-  await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`
+async function probeNow(sql: Db, tenantId: string, { endpoint_id, ordered }: State): Promise<true> {
+  if (ordered) await sql`select waybill.hurry_ordered(${tenantId}, ${endpoint_id})`
   await sql`
     with hurried as (
       update waybill.endpoint_stats set next_probe_at = now()
-      where tenant_id = ${tenantId} and endpoint_id = ${endpointId} and breaker = 'open' and probing is null and next_probe_at > now() returning 1
+      where tenant_id = ${tenantId} and endpoint_id = ${endpoint_id} and breaker = 'open' and probing is null and next_probe_at > now() returning 1
     )
     select pg_notify('waybill_held', '') from hurried`
   return true

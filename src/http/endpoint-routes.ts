@@ -17,7 +17,10 @@ export const standingFields = {
   state_reason: z.string().nullable().openapi({ description: 'In words; null while active.', example: null }),
   state_since: timestamp.nullable(),
   held_count: z.int().openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
-  next_probe_at: timestamp.nullable().openapi({ description: 'While failing: when the next delivery is tried.' }),
+  next_probe_at: timestamp.nullable().openapi({
+    description:
+      'While failing: when the next delivery is tried. Null where it is ordered and the first waits for its retry, whose time that delivery tells.',
+  }),
 }
 
 const endpointRecord = z

@@ -17,11 +17,9 @@ export type StandingRow = {
 /** The columns of a StandingRow, in a query on waybill.endpoints. */
 export const standingColumns = (sql: Db) => sql`
   inactive_reason, inactive_since,
-  (select json_build_object('breaker', s.breaker, 'since', s.breaker_since, 'next_probe_at', case when s.breaker <> 'open' then null
-        -- Of an ordered endpoint, the retry that all others wait for.
-        when endpoints.ordered then coalesce((select min(d.next_attempt_at) from waybill.deliveries d where d.tenant_id = s.tenant_id
-          and d.endpoint_id = s.endpoint_id and not d.held and d.status in ('pending', 'retrying')), s.next_probe_at)
-        else s.next_probe_at end,
+  (select json_build_object('breaker', s.breaker, 'since', s.breaker_since, 'next_probe_at',
+        -- Where it is ordered, nothing comes before the retry that all others wait for.
+        case when not (endpoints.ordered and s.pending + s.retrying > s.held) then s.next_probe_at end,
       'failure_streak', s.failure_streak, 'failing_since', s.failing_since, 'held', s.held)
    from waybill.endpoint_stats s where s.tenant_id = endpoints.tenant_id and s.endpoint_id = endpoints.endpoint_id) as standing`
 

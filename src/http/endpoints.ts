@@ -106,13 +106,14 @@ export function mountEndpoints(
     const changes = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined))
     // Recording locks an endpoint's counters before the endpoint: the two can meet crosswise.
     const row = await transact(pool, async (sql) => {
-      const [before] = await sql<{ is_active: boolean; url: string; failing: boolean }[]>`
-        select p.is_active, p.url, coalesce(s.failure_streak > 0, false) as failing
+      const [before] = await sql<{ is_active: boolean; url: string; ordered: boolean; failing: boolean }[]>`
+        select p.is_active, p.url, p.ordered, coalesce(s.failure_streak > 0, false) as failing
         from waybill.endpoints p left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
         where p.tenant_id = ${tenant.tenantId} and p.endpoint_id = ${target} for update of p`
       if (before === undefined) throw notFound()
       const isMoved = body.url !== undefined && body.url !== before.url && before.failing
-      if ((body.is_active === true && !before.is_active) || isMoved) await startAgain(sql, tenant.tenantId, target)
+      if ((body.is_active === true && !before.is_active) || isMoved)
+        await startAgain(sql, tenant.tenantId, target, before.ordered)
       const turnedOff = body.is_active === false && before.is_active
       const [updated] = await sql<EndpointRow[]>`
         update waybill.endpoints set ${sql(changes)}, updated_at = now()
@@ -143,8 +144,8 @@ export function mountEndpoints(
  * An endpoint that was inactive, or failed at another URL, is given the benefit of the doubt, and what was held in growing chunks;
  * where it is ordered, after the one retry that all others wait for.
  */
-async function startAgain(sql: Db, tenantId: string, endpointId: string): Promise<void> {
-  await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`
+async function startAgain(sql: Db, tenantId: string, endpointId: string, ordered: boolean): Promise<void> {
+  if (ordered) await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`
   await sql`
     update waybill.endpoint_stats set failure_streak = 0, failing_since = null, probing = null, next_probe_at = null, failed_probes = 0,
       breaker = case when held > 0 then 'half_open' else 'closed' end::waybill.breaker, 
