@@ -30,8 +30,8 @@ export class ConnectError extends Error {
 }
 
 /**
- * This process lacks what a connection takes, files, memory, a name server: nothing was sent, and no receiver is to blame, so this is no
- * outcome of an attempt.
+ * This process lacks what a connection takes, files, memory, a name server: nothing was sent, and no receiver is to blame, so
+ * this is no outcome of an attempt.
  */
 export class LocalFault extends Error {}
 

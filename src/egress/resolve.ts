@@ -8,7 +8,7 @@ const HOSTS_CHECK_INTERVAL_MS = 1000
 const OTHER_FAMILY_GRACE_MS = 1000
 
 export interface NameResolver {
-  /** Every A and AAAA address of a name, at least one; rejects when there is none, and with a `LocalFault` when nobody could be asked. */
+  /** Every A and AAAA address of a name, at least one. Rejects when there is none; with a `LocalFault` when nobody could be asked. */
   resolve(name: string): Promise<string[]>
   close(): void
 }

@@ -3,9 +3,9 @@ import { isRefusal, isRetryable, isTooSlow } from '../db.ts'
 /**
  * Natural batches: whatever arrived while the last batch ran is the next batch, so nothing waits for a timer; alone, an
  * item is a batch of one. `run` gets 1 to `max` items and answers with one result per item, in order; after a batch that took
- * the database too long, half as many, for it would take too long again. When the database
- * refuses a batch, its items run one by one, so that a bad one fails alone. Who has waited for longer than `patienceMs` is
- * rejected: nobody waits for the answer any more, and those who do come sooner.
+ * the database too long, half as many, for it would take too long again. When the database refuses a batch, its items run one
+ * by one, so that a bad one fails alone. Who has waited for longer than `patienceMs` is rejected: nobody waits for the answer
+ * any more, and those who do come sooner.
  */
 export function createBatcher<Item, Result>(options: {
   max: number
