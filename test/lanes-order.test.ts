@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
-import { assertBooks, busiestSecond, publishMany, settled, watchInFlight } from './support/lanes.ts'
+import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/lanes.ts'
 import { gate, type Receipt, startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -26,8 +26,9 @@ suite('pace and order', { concurrency: 3 }, () => {
     await Promise.all([startWorker(), startWorker()])
     await publishMany(sql, tenant.tenantId, 120)
     const receipts = await receiver.until(120, { timeoutMs: 30_000 })
-    // On a busy machine a request is late, and the second that it falls into holds that much more.
-    assert.ok(busiestSecond(receipts) <= 30, `${busiestSecond(receipts)} in one second`)
+    // None goes before its moment, but on a busy machine some are late, and the others seem early beside them.
+    const ahead = secondsAhead(receipts, 20)
+    assert.ok(ahead <= 1, `up to ${ahead} seconds’ worth too many`)
     const seconds = (receipts.at(-1)!.at - receipts[0]!.at) / 1000
     assert.ok(seconds > 5 && seconds < 12, `120 at 20 a second took ${seconds} s`)
     await settled(sql)

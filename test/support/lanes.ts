@@ -70,13 +70,15 @@ export function watchInFlight(
   return seen
 }
 
-/** The largest number of receipts in any one second. */
-export function busiestSecond(receipts: Receipt[]): number {
+/** By how many seconds receipts ran ahead of a pace at most: 1 is a second's worth too many within some stretch of time. */
+export function secondsAhead(receipts: Receipt[], perSecond: number): number {
   let most = 0
-  receipts.forEach((first, from) => {
-    let to = from
-    while (to < receipts.length && (receipts[to] as Receipt).at < first.at + 1000) to++
-    most = Math.max(most, to - from)
+  let latest = Number.NEGATIVE_INFINITY
+  receipts.forEach(({ at }, n) => {
+    // When the first one would have come, had all up to this one kept the pace.
+    const origin = at / 1000 - n / perSecond
+    most = Math.max(most, latest - origin)
+    latest = Math.max(latest, origin)
   })
   return most
 }
