@@ -1,0 +1,129 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { type Db, isRetryable, type Pool } from '../db.ts'
+import { type Counts, countRows, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
+import { type Finished, forget } from './prune.ts'
+
+const RETRY_MS = 500
+/** Everybody waits while a day's live rows are moved: 0.2 s for as many as this, on a machine that has other work. */
+const MOST_MOVED = 10_000
+const MOST_MOVED_BYTES = 4 * 1024 * 1024
+/** Everybody waits while the default partitions are read, which making a day's partitions does. */
+const MOST_DEFAULT_BYTES = 64 * 1024 * 1024
+
+/**
+ * Drops one day of all three tables; what is live of it moves to the default partitions. Null when that is too much to be
+ * moved. In two steps: the day is put aside, for which everybody waits a moment, and then counted and dropped, which takes
+ * long and holds up nobody. A day that was only put aside, because the process ended or it is still read, is found by the
+ * next run. Throws a retryable error when others do not let go of it within `mostTries`.
+ */
+export async function dropDay(pool: Pool, day: string, mostTries: number): Promise<Counts | null> {
+  const isAside = await putAsideInTurn(pool, day, mostTries)
+  return isAside ? await pool.begin((sql) => dropAside(sql, day)) : null
+}
+
+/** What `dropDay` would delete; null when too much is live. Throws (isGone) when another run drops it meanwhile. */
+export async function countDay(pool: Pool, day: string): Promise<Counts | null> {
+  const counts = await countRows(pool, day)
+  const kept = await countMovable(pool, day)
+  if (kept === null) return null
+  for (const kind of KINDS) counts[kind] -= kept[kind]
+  return counts
+}
+
+async function putAsideInTurn(pool: Pool, day: string, mostTries: number): Promise<boolean> {
+  for (let tries = 1; ; tries++) {
+    try {
+      const began = performance.now()
+      const isAside = await pool.begin((sql) => putAside(sql, day))
+      // There may be many such days, and everybody waited for this one.
+      await sleep(REST * (performance.now() - began))
+      return isAside
+    } catch (error) {
+      if (!isRetryable(error) || tries === mostTries) throw error
+      await sleep(Math.random() * RETRY_MS)
+    }
+  }
+}
+
+/** Takes one day out of the tables: what is live stays, elsewhere, and the rest is not seen any more. False when too much is live. */
+async function putAside(sql: Db, day: string): Promise<boolean> {
+  if ((await takeTurn(sql, day)) !== 'in use') return true
+  if ((await countMovable(sql, day)) === null) return false
+  // Autovacuum gives way after a second, in which nobody else waits.
+  await sql`lock table waybill.events, waybill.deliveries, waybill.attempts, waybill.idempotency_keys in share update exclusive mode`
+  // Whoever comes next waits behind a lock that is waited for: it is given up soon, and tried again.
+  await sql`set local lock_timeout = '200ms'`
+  // Publishing takes events before deliveries, and claiming the other way round. The first to be locked are the keys, with
+  // which publishing begins: those who then wait for the others have none of them.
+  await sql`lock table waybill.idempotency_keys in share mode`
+  await sql`lock table only waybill.deliveries, only waybill.events, only waybill.attempts in access exclusive mode`
+  for (const kind of KINDS) await sql`alter table ${sql(`waybill.${kind}`)} detach partition ${table(sql, kind, day)}`
+  // With what was replayed meanwhile.
+  await moveLive(sql, day)
+  return true
+}
+
+/** Its counts leave the endpoints' statistics with it. */
+async function dropAside(sql: Db, day: string): Promise<Counts> {
+  if ((await takeTurn(sql, day)) === 'gone') return NO_ROWS
+  const counts = await countRows(sql, day)
+  const finished = await sql<Finished[]>`
+    select tenant_id, endpoint_id, status, count(*)::int as n from ${table(sql, 'deliveries', day)} group by 1, 2, 3`
+  // Nobody waits behind this one, and autovacuum gives way after a second.
+  await sql`set local lock_timeout = '5s'`
+  for (const kind of KINDS) await sql`drop table ${table(sql, kind, day)}`
+  await forget(sql, finished)
+  return counts
+}
+
+/**
+ * How many rows of a day belong to events that have a live delivery, or null when they are more than may be moved to the
+ * default partitions (moveLive).
+ */
+async function countMovable(sql: Db, day: string): Promise<Counts | null> {
+  const [found] = await sql<(Counts & { bytes: number; bytes_there: number })[]>`
+    with live as materialized (
+      select distinct tenant_id, event_id from (
+        select tenant_id, event_id from ${table(sql, 'deliveries', day)} where status in ('pending', 'retrying') limit ${MOST_MOVED + 1}) l
+    ), e as materialized (
+      select e.bytes from live x cross join lateral (
+        select pg_column_size(payload) as bytes from ${table(sql, 'events', day)} t where t.tenant_id = x.tenant_id and t.event_id = x.event_id offset 0) e
+    ), d as materialized (
+      select d.* from live x cross join lateral (
+        select tenant_id, delivery_id from ${table(sql, 'deliveries', day)} t where t.tenant_id = x.tenant_id and t.event_id = x.event_id
+          and t.delivery_id between waybill.first_delivery_id(x.event_id) and waybill.last_delivery_id(x.event_id) offset 0) d limit ${MOST_MOVED + 1}
+    ), a as materialized (
+      select a.bytes from d x cross join lateral (
+        select pg_column_size(response_body) as bytes from ${table(sql, 'attempts', day)} t
+        where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id offset 0) a limit ${MOST_MOVED + 1}
+    )
+    select (select count(*)::int from e) as events, (select count(*)::int from d) as deliveries, (select count(*)::int from a) as attempts,
+      (select coalesce(sum(bytes), 0)::float8 from (select bytes from e union all select bytes from a) s) as bytes,
+      (select sum(pg_relation_size('waybill.' || kind || '_default'))::float8 from unnest(${KINDS}::text[]) as k (kind)) as bytes_there`
+  const { bytes, bytes_there, ...counts } = found as NonNullable<typeof found>
+  const rows = counts.events + counts.deliveries + counts.attempts
+  const isLittle = rows <= MOST_MOVED && bytes <= MOST_MOVED_BYTES && bytes_there <= MOST_DEFAULT_BYTES
+  return rows === 0 || isLittle ? counts : null
+}
+
+/**
+ * Moves the events of a day that have a live delivery, with all their deliveries and attempts, to the default partitions.
+ * The day's tables are detached, in this transaction: whoever wants these rows waits for it at the tables that they were
+ * part of, before it takes its snapshot, so it finds them where they are then.
+ */
+async function moveLive(sql: Db, day: string): Promise<void> {
+  await lookUpOnly(sql)
+  await sql`
+    with live as materialized (
+      select distinct tenant_id, event_id from ${table(sql, 'deliveries', day)} where status in ('pending', 'retrying')
+    ), e as (
+      delete from ${table(sql, 'events', day)} t using live x where t.tenant_id = x.tenant_id and t.event_id = x.event_id returning t.*
+    ), d as (
+      delete from ${table(sql, 'deliveries', day)} t using live x where t.tenant_id = x.tenant_id and t.event_id = x.event_id
+        and t.delivery_id between waybill.first_delivery_id(x.event_id) and waybill.last_delivery_id(x.event_id) returning t.*
+    ), a as (
+      delete from ${table(sql, 'attempts', day)} t using d x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id returning t.*
+    ), moved_events as (insert into waybill.events_default select * from e),
+    moved_deliveries as (insert into waybill.deliveries_default select * from d)
+    insert into waybill.attempts_default select * from a`
+}

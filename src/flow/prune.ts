@@ -1,0 +1,100 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { Db, Pool } from '../db.ts'
+import { firstId } from '../ids.ts'
+import { type Counts, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
+
+/** How many finished deliveries of an endpoint go. */
+export type Finished = { tenant_id: string; endpoint_id: string; status: string; n: number }
+
+/** Small enough that a batch of deletes holds nobody up. */
+const MAX_DELETE = 250
+
+/**
+ * Deletes row by row, in batches, the events of `part` that have no live delivery (and, with a cutoff, are older), with
+ * their deliveries and attempts. For days that are kept for their live deliveries, and for the default partition.
+ */
+export async function pruneRows(pool: Pool, part: string, cutoff: Date | null, apply: boolean): Promise<Counts> {
+  const total = { ...NO_ROWS }
+  let last = { tenant_id: '', event_id: firstId(new Date(0)) }
+  for (;;) {
+    const began = performance.now()
+    const counts = await pool.begin(async (sql) => {
+      if (apply && (await takeTurn(sql, part)) !== 'in use') return null
+      let finished = sql`
+        select e.tenant_id, e.event_id from ${table(sql, 'events', part)} e
+        where ${cutoff ? sql`e.event_id < waybill.first_id(${cutoff})` : sql`true`} and not exists (
+          select from waybill.deliveries d where d.tenant_id = e.tenant_id and d.event_id = e.event_id and d.status in ('pending', 'retrying')
+            and d.delivery_id between waybill.first_delivery_id(e.event_id) and waybill.last_delivery_id(e.event_id))`
+      if (apply) {
+        await lookUpOnly(sql)
+        // Asked again once they are locked: one of them may have been replayed a moment before.
+        const locked = await sql<{ tenant_id: string; event_id: string }[]>`
+          ${finished} and (e.tenant_id, e.event_id) > (${last.tenant_id}, ${last.event_id}) order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked`
+        if (locked.length === 0) return null
+        last = locked.at(-1) as typeof last
+        finished = sql`${finished} and (e.tenant_id, e.event_id) in (
+          select * from unnest(${locked.map((row) => row.tenant_id)}::text[], ${locked.map((row) => row.event_id)}::uuid[]))`
+      }
+      const theirs = sql`
+        select d.* from doomed join ${table(sql, 'deliveries', part)} d on d.tenant_id = doomed.tenant_id and d.event_id = doomed.event_id
+          and d.delivery_id between waybill.first_delivery_id(doomed.event_id) and waybill.last_delivery_id(doomed.event_id)`
+      const verb = apply ? sql`delete from` : sql`select 1 from`
+      const using = apply ? sql`using` : sql`,`
+      const returning = apply ? sql`returning 1` : sql``
+      const [row] = await sql<(Counts & { finished: Finished[] })[]>`
+        with doomed as materialized (${finished}), doomed_deliveries as materialized (${theirs}),
+        a as (${verb} ${table(sql, 'attempts', part)} t ${using} doomed_deliveries x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id ${returning}),
+        d as (${verb} ${table(sql, 'deliveries', part)} t ${using} doomed_deliveries x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id ${returning}),
+        e as (${verb} ${table(sql, 'events', part)} t ${using} doomed x where t.tenant_id = x.tenant_id and t.event_id = x.event_id ${returning})
+        select (select count(*)::float8 from e) as events, (select count(*)::float8 from d) as deliveries, (select count(*)::float8 from a) as attempts,
+          (select coalesce(json_agg(f), '[]') from (select tenant_id, endpoint_id, status, count(*)::int as n from doomed_deliveries group by 1, 2, 3) f) as finished`
+      const counts = row as Counts & { finished: Finished[] }
+      if (apply) await forget(sql, counts.finished)
+      return counts
+    })
+    for (const kind of KINDS) total[kind] += counts?.[kind] ?? 0
+    if (!apply || counts === null) return total
+    await sleep(REST * (performance.now() - began))
+  }
+}
+
+/** Deletes (or with `apply: false` counts) idempotency keys. A key is kept as long as its event, which a live delivery may keep beyond its time. */
+export async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Promise<number> {
+  if (!apply) {
+    const [row] = await pool<{ count: number }[]>`
+      select count(*)::float8 from waybill.idempotency_keys k where event_id < waybill.first_id(${cutoff}) and (
+        select d.event_id from waybill.deliveries d where d.tenant_id = k.tenant_id and d.event_id = k.event_id and d.status in ('pending', 'retrying')
+          and d.delivery_id between waybill.first_delivery_id(k.event_id) and waybill.last_delivery_id(k.event_id) limit 1) is null`
+    return row?.count ?? 0
+  }
+  let total = 0
+  // In the order of the table's pages, so that none is read again for each batch.
+  let last = '(0,0)'
+  for (;;) {
+    const began = performance.now()
+    const [deleted] = await pool<{ count: number; last: string | null }[]>`
+      with gone as (
+        delete from waybill.idempotency_keys where ctid = any(array(
+          select ctid from waybill.idempotency_keys k where ctid > ${last} and event_id < waybill.first_id(${cutoff})
+            -- A sub-query that stays one: a join would read all events for each batch.
+            and (select e.event_id from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id) is null
+          limit ${MAX_DELETE} for update skip locked
+        )) returning ctid
+      )
+      select count(*)::int, max(ctid)::text as last from gone`
+    if (!deleted?.last) return total
+    total += deleted.count
+    last = deleted.last
+    await sleep(REST * (performance.now() - began))
+  }
+}
+
+/**
+ * Takes finished deliveries out of the endpoints' counts. The last step of a transaction: whoever publishes or records has
+ * used the tables when it wants these rows, and each of its batches would wait for the whole of ours.
+ */
+export async function forget(sql: Db, finished: Finished[]): Promise<void> {
+  await sql`
+    select waybill.count_deliveries(${finished.map((row) => row.tenant_id)}::text[], ${finished.map((row) => row.endpoint_id)}::uuid[],
+      ${finished.map((row) => row.status)}::waybill.delivery_status[], ${finished.map((row) => -row.n)}::int[])`
+}
