@@ -27,12 +27,14 @@ const eventOf = ({ event }: PublishRequest): Event | null => (typeof event === '
 /** Where a request stands in its tenant's rate window; a limit of 0 means there is no limit. */
 export type RatePlace = { limit: number; count: number; windowStart: Date; secondsLeft: number }
 
+type Reached = { limit: number; current: number }
+
 export type PublishResult = { rate: RatePlace } & (
   | { outcome: 'accepted' | 'replayed'; eventId: string; deliveryIds: string[] }
   | { outcome: 'key_reused'; eventId: string }
-  | { outcome: 'fanout'; limit: number; current: number }
+  | ({ outcome: 'fanout' } & Reached)
   /** `month`: the first moment of the calendar month (UTC) whose limit is reached. */
-  | { outcome: 'monthly_events' | 'monthly_attempts'; limit: number; current: number; month: Date }
+  | ({ outcome: 'monthly_events' | 'monthly_attempts'; month: Date } & Reached)
   | { outcome: 'rate_limited' | 'counted' }
 )
 
@@ -48,7 +50,8 @@ type Row = {
     | 'monthly_attempts'
   event_id: string
   delivery_ids: string[] | null
-  details: { limit: number; current: number; month?: string } | null
+  /** `month` for the monthly limits. */
+  details: Reached | (Reached & { month: string }) | null
   same_text: boolean | null
   original_type: string | null
   original_bytes: number | null
@@ -161,10 +164,11 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
       case 'try_again':
         return null
       case 'fanout':
+        return { rate, outcome, ...(row.details as Reached) }
       case 'monthly_events':
       case 'monthly_attempts': {
-        const { limit = 0, current = 0, month = '' } = row.details ?? {}
-        return { rate, outcome, limit, current, month: new Date(month) }
+        const { month, ...reached } = row.details as Reached & { month: string }
+        return { rate, outcome, ...reached, month: new Date(month) }
       }
       default:
         return { rate, outcome }
