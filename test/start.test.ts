@@ -172,15 +172,19 @@ suite('starting', { concurrency: 3 }, () => {
     const env = { ENCRYPTION_KEY: `${newKey},${ENCRYPTION_KEY}` }
     const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api', env }))
     await tenant.createEndpoint(receiver.url())
-    await tenant.publish()
-    await old.logged('delivery.put_off')
-    await waitFor(async () => (await sql`select from waybill.deliveries where held`).length === 1, { what: 'a hold' })
+    await Promise.all(Array.from({ length: 20 }, () => tenant.publish()))
+    await waitFor(async () => (await sql`select from waybill.deliveries where held`).length > 0, { what: 'a hold' })
+    const putOff = () => old.logs.filter(({ msg }) => msg === 'delivery.put_off')
+    const others = () => putOff().reduce((sum, line) => sum + Number(line.others_since_last), 0)
+    await waitFor(() => others() > 5, { what: 'a line that tells of many' })
+    const seconds = putOff().map(({ time }) => Math.floor(Date.parse(String(time)) / 1000))
+    assert.equal(new Set(seconds).size, seconds.length, 'none is told in the second of another')
     await startService(t, { databaseUrl, mode: 'worker', env })
-    await receiver.until(1)
+    await receiver.until(20)
     await settled(sql)
     await assertBooks(sql)
-    const deliveries = await sql`select status, attempt_count from waybill.deliveries`
-    assert.deepEqual([...deliveries], [{ status: 'delivered', attempt_count: 1 }])
+    const deliveries = await sql`select status, attempt_count, count(*)::int from waybill.deliveries group by 1, 2`
+    assert.deepEqual([...deliveries], [{ status: 'delivered', attempt_count: 1, count: 20 }])
   })
 
   test('a key that only a rotated secret needs is needed until that has expired', async (t) => {

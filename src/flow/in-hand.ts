@@ -8,6 +8,8 @@ import { until } from './pacing.ts'
 import { PayloadLate } from './payload.ts'
 
 const NOT_HERE_MS = 1000
+/** What is the lot of every delivery, as without any name server, is told once in this time, with how many more there were. */
+const TELL_MS = 1000
 
 /**
  * What a worker has claimed and not let go of yet, started or waiting for its endpoint or its moment, and the ways in which
@@ -18,6 +20,17 @@ export function createInHand(deps: { pool: Pool; closing: AbortSignal; log: Log 
   const { pool, closing, log } = deps
   /** With what frees its slot. By claim: when one lapses, this very worker may claim the delivery again. */
   const kept = new Map<ClaimedJob, () => void>()
+
+  const told = { at: Number.NEGATIVE_INFINITY, since: 0 }
+
+  function tellPutOff(ids: object, reason: unknown): void {
+    if (performance.now() < told.at + TELL_MS) {
+      told.since++
+      return
+    }
+    log.warn({ ...ids, err: reason, others_since_last: told.since }, 'delivery.put_off')
+    Object.assign(told, { at: performance.now(), since: 0 })
+  }
 
   function freeSlots(claims: ClaimedJob[]): void {
     for (const claim of claims) kept.get(claim)?.()
@@ -79,7 +92,7 @@ export function createInHand(deps: { pool: Pool; closing: AbortSignal; log: Log 
       if (!isNotHere && !(reason instanceof PayloadLate)) return false
       if (isNotHere) await until(performance.now() + NOT_HERE_MS, closing).catch(() => {})
       const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
-      log.warn({ ...ids, err: reason }, 'delivery.put_off')
+      tellPutOff(ids, reason)
       await hold([claim], { counted: true }).catch((error: unknown) =>
         log.error({ ...ids, err: error }, 'worker.put_away_failed'),
       )
