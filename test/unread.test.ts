@@ -80,6 +80,23 @@ test('answers one behind the other on a connection that is lost take no room any
   assert.equal(service.stderr(), '')
 })
 
+test('nor do answers that CONNECT came behind', async (t) => {
+  const database = await createDatabase(t)
+  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
+  const tenant = await createTenant(service)
+  const path = await addAttempts(database, tenant)
+  const many = ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 10}`)).repeat(80)
+  for (let round = 0; round < 4; round++) {
+    const socket = open(t, service, many).pause()
+    await waitFor(async () => (await tenant.call('GET', path)).status === 503, { what: 'the share to be taken' })
+    socket.write('CONNECT a.example:443 HTTP/1.1\r\nhost: a.example\r\n\r\n')
+    socket.resume()
+    await new Promise<void>((closed) => socket.once('close', () => closed()))
+    await waitFor(async () => (await tenant.call('GET', path)).status === 200, { what: 'it to be given back' })
+  }
+  assert.equal(service.stderr(), '')
+})
+
 /** A delivery of the tenant with as many attempts as a page holds, each with a body of the largest size; the page's path. */
 async function addAttempts({ sql }: TestDatabase, tenant: Tenant): Promise<string> {
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')

@@ -28,6 +28,8 @@ const LINGER_MS = 2000
 /** What a request that is still arriving has left when the service stops. */
 const LAST_WORDS_MS = 3000
 
+const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
+
 const EVERY_ANSWER = Object.entries(SECURITY_HEADERS)
 
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
@@ -49,7 +51,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   const onRequest = (request: IncomingMessage, response: ServerResponse) => {
     // Here, and read from Node's own request: the web's headers around either cost as much as routing and checking it.
     for (const [name, value] of EVERY_ANSWER) response.setHeader(name, value)
-    const requestId = requestIdOf(request.headers['x-request-id'])
+    const requestId = idOf(request)
     response.setHeader('x-request-id', requestId)
     // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
     if (draining) response.setHeader('connection', 'close')
@@ -80,6 +82,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   )
   server.on('connection', (socket: Socket) => {
     connections.set(socket, null)
+    // Each of many requests on one connection may wait for its end (http/reads.ts).
+    socket.setMaxListeners(0)
     const unread = cutUnread(socket)
     socket.once('close', () => {
       clearInterval(unread)
@@ -88,16 +92,21 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   })
   // An expectation other than 100-continue is one that we need not meet (RFC 9110, 10.1.1).
   server.on('checkExpectation', onRequest)
-  server.on('connect', ({ headers }: IncomingMessage, socket: Duplex) =>
-    refusal(404, null, requestIdOf(headers['x-request-id'])).end(socket),
-  )
+  server.on('connect', (request: IncomingMessage, socket: Duplex) => {
+    // Node has let go of it, and an error that nobody listens to would end the process.
+    socket.on('error', () => {})
+    if (connections.get(socket) !== null) socket.destroy()
+    else refusal(404, null, idOf(request)).end(socket)
+  })
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) => {
     // What one sent behind a request that is not answered yet must not be taken for its answer.
-    const isBusy = connections.get(socket)?.complete === true
+    const request = connections.get(socket)
+    const isBusy = request?.complete === true
     if (error.code === 'ECONNRESET' || !socket.writable || isBusy || isAnswering(socket)) socket.destroy()
     else if (error.code === 'HPE_HEADER_OVERFLOW') refusal(431, 'the headers must be at most 16 KiB in all').end(socket)
-    else if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') refusal(408, 'the request took too long to arrive').end(socket)
-    else refusal(400, 'is not valid HTTP').end(socket)
+    else if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT')
+      refusal(408, 'the request took too long to arrive', idOf(request)).end(socket)
+    else refusal(400, 'is not valid HTTP', idOf(request)).end(socket)
   })
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)

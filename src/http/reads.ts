@@ -51,9 +51,17 @@ export function createReads(pool: Pool): Reads {
     })
 }
 
-/** Resolves when an answer has been taken, or lost with its connection. */
-const untilGone = ({ outgoing }: HttpBindings): Promise<void> =>
+/**
+ * Resolves when an answer has been taken, or lost with its connection: where CONNECT came behind it, Node does not say so of
+ * those that still had their turn to come.
+ */
+const untilGone = ({ incoming: { socket }, outgoing }: HttpBindings): Promise<void> =>
   new Promise((resolve) => {
-    if (outgoing.closed) resolve()
-    else outgoing.once('close', resolve)
+    const gone = () => {
+      outgoing.off('close', gone)
+      socket.off('close', gone)
+      resolve()
+    }
+    if (outgoing.closed || socket.closed) resolve()
+    else for (const end of [outgoing, socket]) end.once('close', gone)
   })

@@ -125,6 +125,26 @@ describe('HTTP that is unusual', () => {
     assertOurs(await rawRequest(service.port, `CONNECT a.example:443 HTTP/1.1\r\n${HOST}\r\n`), 404, 'not found')
   })
 
+  test('CONNECT from a client that resets ends no process, and is not answered in the place of another request', async () => {
+    const begin = (text: string) => {
+      const socket = connect(service.port, '127.0.0.1').on('error', () => {})
+      socket.write(text)
+      return socket
+    }
+    const head = `CONNECT a.example:443 HTTP/1.1\r\n${HOST}\r\n`
+    for (let n = 0; n < 20; n++) {
+      const socket = begin(head)
+      if (n % 2 === 0) socket.once('connect', () => socket.resetAndDestroy())
+      else socket.once('data', () => socket.resetAndDestroy())
+      await new Promise<void>((closed) => socket.once('close', () => closed()))
+    }
+    const behind = begin(`GET /v1/deliveries HTTP/1.1\r\n${HOST}${AUTH}\r\n${head}`)
+    let text = ''
+    for await (const chunk of behind) text += chunk
+    assert.doesNotMatch(text, /404/)
+    assert.equal((await service.call('GET', '/health')).status, 200)
+  })
+
   test('HEAD is GET without its body', async () => {
     const answer = await tenant.call('HEAD', '/v1/deliveries')
     assert.equal(answer.status, 200)
@@ -163,6 +183,18 @@ describe('HTTP that is unusual', () => {
     })
   }
 
+  test('the request behind a body that is too large is answered', async () => {
+    const piece = `10000\r\n${' '.repeat(65_536)}\r\n`
+    const head = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Transfer-Encoding: chunked\r\n\r\n`
+    const socket = connect(service.port, '127.0.0.1')
+    socket.write(`${head}${piece.repeat(32)}0\r\n\r\nGET /health HTTP/1.1\r\n${HOST}Connection: close\r\n\r\n`)
+    const began = performance.now()
+    let text = ''
+    for await (const chunk of socket) text += chunk
+    assert.match(text, /^HTTP\/1.1 400 [\s\S]+payload too large[\s\S]+HTTP\/1.1 200 /)
+    assert.ok(performance.now() - began < 20_000, 'before its time was over')
+  })
+
   test('a client that leaves in the middle of its body is no fault of ours', async () => {
     const head = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Content-Length: 100\r\n\r\n{`
     const answer = await rawRequest(service.port, head, (_write, end) => setTimeout(end, 50))
@@ -194,11 +226,12 @@ describe('the request id', () => {
       'GET /health HTTP/1.1\r\n',
       'CONNECT a.example:443 HTTP/1.1\r\nHost: x\r\n',
       'GET /health HTTP/1.1\r\nHost: a b\r\n',
-    ])
-      assert.equal(
-        (await rawRequest(service.port, `${head}X-Request-Id: mine\r\n\r\n`))?.headers.get('x-request-id'),
-        'mine',
-      )
+    ]) {
+      const answer = await rawRequest(service.port, `${head}X-Request-Id: mine\r\n\r\n`)
+      assert.equal(answer?.headers.get('x-request-id'), 'mine')
+    }
+    const head = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}X-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n\r\n`
+    assert.equal((await rawRequest(service.port, `${head}no chunk\r\n`))?.headers.get('x-request-id'), 'mine')
   })
 
   test('is a new one otherwise', async () => {
