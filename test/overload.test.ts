@@ -38,12 +38,34 @@ test('10,000 requests of 256 KiB at once are each stored or told to come back, w
   const [stored] = await sql`select count(*)::int as n, min(length(payload)) as shortest from waybill.events`
   assert.ok(stored?.n >= accepted.length && stored?.n <= accepted.length + late.length, `${stored?.n} are stored`)
   assert.equal(stored?.shortest, PAYLOAD_BYTES)
-  const peakMiB = Number(/VmHWM:\s+(\d+) kB/.exec(await readFile(`/proc/${service.pid}/status`, 'utf8'))?.[1]) / 1024
+  const peakMiB = await peakMemoryMiB(service)
   t.diagnostic(`${accepted.length} accepted; at most ${Math.round(peakMiB)} MiB`)
   assert.ok(peakMiB < 1024, `${Math.round(peakMiB)} MiB at most`)
   const again = await Promise.all(Array.from({ length: 20 }, async () => answerOn(await open(service.port), request)))
   for (const answer of again) assert.match(answer, /^HTTP\/1\.1 202 /, 'who comes back is accepted')
 })
+
+test('bodies in pieces of one byte take no more memory than others', async (t) => {
+  const { url: databaseUrl } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(service)
+  const body = `{"event_type":"pieces","payload":{"x":"${'x'.repeat(PAYLOAD_BYTES - 8)}"}}`
+  const head =
+    `POST /v1/events HTTP/1.1\r\nhost: waybill\r\nauthorization: Bearer ${tenant.key}\r\n` +
+    'content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n'
+  const request = Buffer.from(`${head}${body.replaceAll(/./g, '1\r\n$&\r\n')}0\r\n\r\n`)
+  const send = async () => answerOn(await open(service.port), request)
+  assert.match(await send(), /^HTTP\/1\.1 202 /)
+  const before = await peakMemoryMiB(service)
+  for (const answer of await Promise.all(Array.from({ length: 8 }, send))) assert.match(answer, /^HTTP\/1\.1 202 /)
+  const grown = (await peakMemoryMiB(service)) - before
+  t.diagnostic(`grown by ${Math.round(grown)} MiB`)
+  assert.ok(grown < 150, `by ${Math.round(grown)} MiB`)
+})
+
+async function peakMemoryMiB({ pid }: { pid: number }): Promise<number> {
+  return Number(/VmHWM:\s+(\d+) kB/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))?.[1]) / 1024
+}
 
 async function open(port: number): Promise<Socket> {
   const socket = connect({ port, host: '127.0.0.1' })
