@@ -17,26 +17,28 @@ export interface ResponseBody {
 export function collectBody(): ResponseBody {
   let bytes: Buffer = Buffer.alloc(0)
   let length = 0
+  let isCut = false
   return {
     add(chunk) {
+      isCut = length + chunk.length > MAX_RESPONSE_BYTES
       if (length === 0) {
         bytes = Buffer.from(chunk.subarray(0, MAX_RESPONSE_BYTES))
         length = bytes.length
-        return chunk.length <= MAX_RESPONSE_BYTES
+        return !isCut
       }
       if (bytes.length < MAX_RESPONSE_BYTES) {
         const grown = Buffer.allocUnsafeSlow(MAX_RESPONSE_BYTES)
         bytes.copy(grown)
         bytes = grown
       }
-      const kept = chunk.copy(bytes, length)
-      length += kept
-      return kept === chunk.length
+      length += chunk.copy(bytes, length)
+      return !isCut
     },
     text() {
-      // The decoder leaves out a character that the limit has cut in two.
-      const text = new StringDecoder('utf8').write(bytes.subarray(0, length))
-      return text.replaceAll('\0', '')
+      const decoder = new StringDecoder('utf8')
+      const text = decoder.write(bytes.subarray(0, length))
+      // A character that the limit has cut in two is left out; one that the receiver never ended is replaced.
+      return (isCut ? text : text + decoder.end()).replaceAll('\0', '')
     },
   }
 }

@@ -271,6 +271,12 @@ test('a body of exactly 16 KiB is whole, one byte more is not, and no character 
   assert.deepEqual([longer.responseBody?.length, longer.responseTruncated], [16_384, true])
   const split = await post((await answer(`a${'é'.repeat(9000)}`)).url)
   assert.equal(split.responseBody, `a${'é'.repeat(8191)}`)
+  const unfinished = Buffer.concat([
+    Buffer.from('HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\na'),
+    Buffer.from([0xe2, 0x82]),
+  ])
+  const { responseBody, responseTruncated } = await post((await startRaw(t, unfinished)).url)
+  assert.deepEqual([responseBody, responseTruncated], ['a\ufffd', false], 'one that the receiver cut is replaced')
 })
 
 test('a body in a thousand small chunks is put together', async (t) => {
