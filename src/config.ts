@@ -35,13 +35,24 @@ const cidr = z.string().transform((text, ctx) => {
   return range
 })
 
+/** As those decode it who connect there: a password may have any character. */
+function isEncoded(address: string): boolean {
+  try {
+    decodeURIComponent(address)
+    return true
+  } catch {
+    return false
+  }
+}
+
 const webAddress = (protocols: string[]) =>
   z
     .string()
-    .refine(
-      (value) => URL.canParse(value) && protocols.includes(new URL(value).protocol),
-      `must be an address that starts with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`,
-    )
+    .refine((value) => URL.canParse(value) && protocols.includes(new URL(value).protocol), {
+      error: `must be an address that starts with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`,
+      abort: true,
+    })
+    .refine(isEncoded, 'must have its special characters encoded: % is %25')
 
 /** As pg-boss reads it, which runs the schedule. */
 function isCron(text: string): boolean {

@@ -75,6 +75,8 @@ const BAD: [name: string, value: string][] = [
   ['PORT', ' 80'],
   ['DATABASE_URL', 'mysql://x/y'],
   ['DATABASE_URL', 'not a url'],
+  ['DATABASE_URL', 'postgres://user:50%@localhost/waybill'],
+  ['EGRESS_PROXY_URL', 'http://user:50%@proxy:3128'],
   ['ADMIN_API_KEY', 'k'.repeat(15)],
   ['ENCRYPTION_KEY', Buffer.alloc(31).toString('base64')],
   ['ENCRYPTION_KEY', `${KEY.slice(0, -2)}!=`],
