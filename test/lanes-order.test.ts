@@ -82,6 +82,25 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  test('an endpoint that is made ordered with a backlog gets it in publish order, one at a time', async (t) => {
+    const { sql, receiver, startWorker, tenant } = await start(t)
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+    const seen = watchInFlight(receiver, '/hook', (receipt) =>
+      eventOf(receipt) === first && failures++ < 1 ? 500 : 200,
+    )
+    const first = (await tenant.publish()).event_id
+    let failures = 0
+    await publishMany(sql, tenant.tenantId, 300)
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })
+    await Promise.all([startWorker(), startWorker()])
+    await settled(sql, 90_000)
+    assert.equal(seen.most, 1)
+    const order = receiver.receipts.map(eventOf)
+    assert.deepEqual(order, [first, ...order.slice(1).sort()])
+    assert.equal(order.length, 302)
+    await assertBooks(sql)
+  })
+
   test('the queue is as old as what is held behind others, but for what waits for a retry', async (t) => {
     const { receiver, startWorker, tenant } = await start(t, {
       RETRY_DELAY_SECONDS: '60',

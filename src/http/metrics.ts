@@ -25,7 +25,7 @@ const getMetrics = createRoute({
           ok: z.literal(true),
           deliveries_by_status: z.object({ pending: count, retrying: count, delivered: count, dead_lettered: count }),
           attempts_by_status_code: z.record(z.string(), count).openapi({
-            description: 'Keys are status codes; `none` for no response.',
+            description: 'Keys are status codes; `none` for no response, or a 2xx that broke off.',
             example: { '200': 41, '503': 2, none: 1 },
           }),
           held_count: count.openapi({

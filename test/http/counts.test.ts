@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { type AddressInfo, createServer } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { createDatabase } from '../support/database.ts'
 import { startReceiver } from '../support/receiver.ts'
@@ -214,6 +215,24 @@ describe(`after ${EVENTS} events to five endpoints of which two fail`, () => {
     const { body } = await other.call('GET', '/v1/metrics/summary')
     assert.equal(body.deliveries_by_status.delivered, 10, 'the other tenant’s records are of today')
   })
+})
+
+test('a 2xx that the receiver breaks off is a failure in every number', async (t) => {
+  const breaking = createServer((socket) => {
+    socket.on('error', () => {}).once('data', () => socket.end('HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf'))
+  })
+  await new Promise<void>((listening) => breaking.listen(0, '127.0.0.1', listening))
+  t.after(() => breaking.close())
+  const owner = await createTenant(service)
+  const { port } = breaking.address() as AddressInfo
+  const { endpoint_id } = await owner.createEndpoint(`http://127.0.0.1:${port}/`)
+  await owner.publish()
+  const health = async () => (await owner.call('GET', `/v1/endpoints/${endpoint_id}/health`)).body
+  await waitFor(async () => (await health()).dead_letter_count === 1, { timeoutMs: 30_000, what: 'its end' })
+  const { success_rate, failure_rate, recent_status_codes, last_success_at } = await health()
+  assert.deepEqual([success_rate, failure_rate, recent_status_codes, last_success_at], [0, 1, [200, 200], null])
+  const { body } = await owner.call('GET', '/v1/metrics/summary')
+  assert.deepEqual(body.attempts_by_status_code, { none: 2 })
 })
 
 /** Makes all that the tenant has `days` older, as if time had passed: ids carry it. */
