@@ -19,6 +19,8 @@ declare
   picked record;
   jobs text;
 begin
+  -- Whoever has the tables for itself wants the counters next (waybill.rebase_queue).
+  lock table waybill.deliveries in row exclusive mode;
   -- A statement of its own: the next ones must see what whoever had the locks before has released.
   perform from waybill.endpoint_stats s
   join unnest(tenants, endpoints) as a (tenant_id, endpoint_id) on s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
@@ -51,6 +53,8 @@ begin
       where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held
       order by d.delivery_id limit greatest(l.room, 0)) d
     window lane as (partition by l.tenant_id, l.endpoint_id order by d.delivery_id)
+    -- Whoever publishes to one of these endpoints waits for all of it. What is left is for the next look.
+    limit 2000
   )
   select count(*)::int as n, array_agg(tenant_id) as tenants, array_agg(endpoint_id) as endpoints, array_agg(delivery_id) as ids,
     array_agg(spent_retries) as retries, array_agg(urgent) as urgent, array_agg(max_per_second) as rates, array_agg(tag) as tags,
