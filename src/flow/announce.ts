@@ -1,19 +1,29 @@
-import type { Pool } from '../db.ts'
+import { isTooSlow, type Pool } from '../db.ts'
 import type { Log } from '../log.ts'
 import { type Loop, startLoop } from './loop.ts'
 
 const LOOK_MS = 500
 const MAX_BATCH = 100
 
-/** Publishes what the service has to tell its tenants (`waybill.announce`), as events like any other. */
+/**
+ * Publishes what the service has to tell its tenants (`waybill.announce`), as events like any other. Half as much at once
+ * after what took too long: it would take too long again, and everybody's waits behind it.
+ */
 export function startAnnouncing(pool: Pool, log: Log): Loop {
+  let most = MAX_BATCH
   return startLoop({
     name: 'announce',
     idleMs: LOOK_MS,
     log,
     async run() {
-      const [row] = await pool<{ told: number }[]>`select waybill.publish_announcements(${MAX_BATCH})::int as told`
-      return row?.told === MAX_BATCH
+      const asked = most
+      const telling = pool<{ told: number }[]>`select waybill.publish_announcements(${asked})::int as told`
+      const [row] = await telling.catch((error: unknown) => {
+        if (isTooSlow(error)) most = Math.ceil(asked / 2)
+        throw error
+      })
+      most = Math.min(2 * asked, MAX_BATCH)
+      return row?.told === asked
     },
   })
 }
