@@ -50,3 +50,24 @@ test('a rate window that begins tomorrow, because the clock was ahead, refuses n
   await startService(t, { databaseUrl, mode: 'worker' })
   await waitFor(async () => (await publish()).status === 202, { what: 'an event to be accepted' })
 })
+
+test('what is to begin tomorrow, because the clock was ahead, begins now', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const create = async (name: string, change: object) => {
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url(`/${name}`), { subscribed_events: [name] })
+    for (let n = 0; n < 2; n++) await tenant.publish(name)
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: change })
+    return endpoint_id
+  }
+  const paced = await create('paced', { max_per_second: 100 })
+  await sql`update waybill.endpoint_stats set next_slot = now() + interval '1 day' where endpoint_id = ${paced}`
+  const ordered = await create('ordered', { ordered: true })
+  await sql`
+    update pgboss.job set start_after = now() + interval '1 day'
+    where id = (select min(delivery_id::text)::uuid from waybill.deliveries where endpoint_id = ${ordered})`
+  await startService(t, { databaseUrl, mode: 'worker' })
+  await receiver.until(2, { path: '/paced', timeoutMs: 60_000 })
+  await receiver.until(2, { path: '/ordered', timeoutMs: 60_000 })
+})

@@ -11,7 +11,6 @@ const MAX_BATCH = 1000
 /**
  * The net under the queue: a delivery that is due, not held, and has no job (rows were deleted behind our back, a
  * backup was put together from two moments) is held, and so comes back with the retries it had. One process at a time.
- * And rate windows that have not begun, since the database's clock was ahead, would refuse their tenants until they have.
  */
 export function startSweep({ pool, log }: { pool: Pool; log: Log }): Loop {
   return startLoop({
@@ -19,7 +18,7 @@ export function startSweep({ pool, log }: { pool: Pool; log: Log }): Loop {
     idleMs: SWEEP_MS,
     log,
     async run() {
-      await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
+      await forgetFuture(pool)
       const [swept] = await pool<{ count: number }[]>`
         with mine as (
           select pg_try_advisory_xact_lock(hashtext('waybill.sweep')) as alone
@@ -43,4 +42,23 @@ export function startSweep({ pool, log }: { pool: Pool; log: Log }): Loop {
       return swept.count === MAX_BATCH
     },
   })
+}
+
+/**
+ * What was to begin in a moment begins then only by a clock that was not set back since: until it is as late again, tenants
+ * would be refused by windows that have not begun, paced endpoints have no slot, and ordered ones wait for the one that is queued.
+ */
+async function forgetFuture(pool: Pool): Promise<void> {
+  await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
+  await pool`
+    update waybill.endpoint_stats set next_slot = null where (tenant_id, endpoint_id) in (
+      select tenant_id, endpoint_id from waybill.endpoint_stats where next_slot > now() + interval '5 seconds'
+      order by tenant_id, endpoint_id for no key update skip locked)`
+  await pool`
+    update pgboss.job set start_after = now()
+    where name = ${DELIVERIES} and state = 'created' and start_after > now() + interval '5 seconds' and id = any(array(
+      select d.delivery_id from waybill.endpoints e join waybill.endpoint_stats s using (tenant_id, endpoint_id) cross join lateral (
+        select delivery_id from waybill.deliveries d
+        where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held offset 0) d
+      where e.ordered and s.pending + s.retrying > s.held))`
 }
