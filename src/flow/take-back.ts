@@ -13,6 +13,8 @@ const LAPSE_SECONDS = 10
  * not lose their claims for it. Nor when this process starts, which may have waited for the database.
  */
 const AFTER_ABSENCE_MS = 5000
+/** With this, a worker that touches what it holds every 3 seconds still does so in time. */
+const MOST_LEAP_MS = 3000
 /** A delivery that was lost this often in a row is no bystander: it waits as after a failure, apart from the others. */
 const SUSPECT = 3
 /** After so many it is taken for what ends its workers, and dead-lettered. */
@@ -28,6 +30,7 @@ const MAX_BATCH = 500
 export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => void; log: Log }): Loop {
   const { pool, boss, log } = deps
   let lookFrom = performance.now() + AFTER_ABSENCE_MS
+  const hasLeapt = createLeapWatch()
   const look = createThoroughness()
   return startLoop({
     name: 'take-back',
@@ -35,6 +38,10 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
     log,
     async run() {
       if (performance.now() < lookFrom) return false
+      if (hasLeapt(await clockOf(pool))) {
+        lookFrom = performance.now() + AFTER_ABSENCE_MS
+        return false
+      }
       const found = await look((thorough) => takeBack(pool, boss, thorough)).catch((error: unknown) => {
         lookFrom = performance.now() + AFTER_ABSENCE_MS
         throw error
@@ -45,6 +52,25 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
       return found.length === MAX_BATCH
     },
   })
+}
+
+async function clockOf(pool: Pool): Promise<number> {
+  const [clock] = await pool<{ now: Date }[]>`select clock_timestamp() as now`
+  return (clock as { now: Date }).now.getTime()
+}
+
+/**
+ * Says whether the database's clock has gone further since the last call than time has, as after a failover to a machine
+ * whose clock is ahead: every claim seems to have been left alone for as long.
+ */
+function createLeapWatch(): (clockMs: number) => boolean {
+  let ahead: number | undefined
+  return (clockMs) => {
+    const before = ahead
+    // A late answer seems to set the clock back, and the next one to set it forward again.
+    ahead = Math.max(before ?? -Infinity, clockMs - performance.now())
+    return before !== undefined && ahead - before > MOST_LEAP_MS
+  }
 }
 
 type Lapsed = {
