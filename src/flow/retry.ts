@@ -19,8 +19,11 @@ export function retryAfterSeconds(header: string | null, now: Date): number {
   if (header === null) return 0
   const text = header.trim()
   const isNumber = /^\d+(\.\d+)?$/.test(text)
-  // Date.parse makes a date of nearly anything ("-1", "Soon 2099"); those of HTTP name a weekday first.
+  // Date.parse makes a date of nearly anything ("-1", "Soon 2099"); those of HTTP name a weekday first, and are GMT, which one of
+  // their three forms does not say.
   if (!isNumber && !/^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)/.test(text)) return 0
-  const seconds = isNumber ? Number(text) : (Date.parse(text) - now.getTime()) / 1000
+  const seconds = isNumber
+    ? Number(text)
+    : (Date.parse(/GMT$/.test(text) ? text : `${text} GMT`) - now.getTime()) / 1000
   return Number.isNaN(seconds) ? 0 : Math.min(Math.max(0, Math.ceil(seconds)), MAX_RETRY_AFTER_SECONDS)
 }

@@ -3,6 +3,9 @@ import { test } from 'node:test'
 import type { AttemptError } from '../../src/egress/failure.ts'
 import { judge, retryAfterSeconds } from '../../src/flow/retry.ts'
 
+// One of the three forms of a date does not say that it is GMT.
+process.env.TZ = 'America/New_York'
+
 const NOW = new Date('2026-11-21T08:00:00.000Z')
 const DAY = 86_400
 
@@ -49,6 +52,7 @@ const READINGS: [header: string | null, seconds: number, why: string][] = [
   [' 7 ', 7, 'white space around'],
   ['1.5', 2, 'a fraction, rounded up: never earlier than asked'],
   ['Sat, 21 Nov 2026 08:01:00 GMT', 60, 'an HTTP date'],
+  ['Sat Nov 21 08:01:00 2026', 60, 'an HTTP date of the oldest kind'],
   ['Saturday, 21-Nov-26 08:01:00 GMT', 60, 'an HTTP date of the old kind'],
   ['Fri, 20 Nov 2026 08:00:00 GMT', 0, 'a date in the past'],
   ['Sat, 21 Nov 2099 08:00:00 GMT', DAY, 'a date too far off: a day at most'],
