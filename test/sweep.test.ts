@@ -39,6 +39,25 @@ test('deliveries whose jobs were deleted behind the service are all sent within 
   assert.deepEqual({ ...attempts }, { most: 2, n: 22 })
 })
 
+test('a delivery without a job is found behind more than one look can hold', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const create = async () => (await tenant.createEndpoint(receiver.url('/hook'))).endpoint_id
+  const [before, behind] = [await create(), await create()].sort()
+  const { delivery_ids } = await tenant.publish()
+  await sql`
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, next_attempt_at, updated_at)
+    select ${tenant.tenantId}, waybill.make_delivery_id(event), event, ${before!}, 'later', 'retrying', now() + interval '1 day', now()
+    from waybill.make_id(clock_timestamp()) as event, generate_series(1, 100000)`
+  await sql`update waybill.endpoint_stats set retrying = 100000 where endpoint_id = ${before!}`
+  await sql`
+    delete from pgboss.job where id = (select delivery_id from waybill.deliveries where endpoint_id = ${behind!} and delivery_id = any(${delivery_ids}))`
+  await sql`update waybill.deliveries set updated_at = now() - interval '1 minute' where endpoint_id = ${behind!}`
+  await startService(t, { databaseUrl, mode: 'worker' })
+  await receiver.until(2, { timeoutMs: 60_000 })
+})
+
 test('a rate window that begins tomorrow, because the clock was ahead, refuses nobody until then', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const api = await startService(t, { databaseUrl, mode: 'api', env: { RATE_LIMIT_EVENTS_WRITE: '1' } })

@@ -7,41 +7,70 @@ const SWEEP_MS = 20_000
 /** What changed a moment ago may be in the middle of a step; what has been due for this long is not. */
 const OVERDUE_SECONDS = 15
 const MAX_BATCH = 1000
+/** So many deliveries are looked at in one statement, which takes a fraction of a second; one endpoint may have more. */
+const MAX_LOOKED = 100_000
+const MAX_ENDPOINTS = 1000
+
+type Endpoint = { tenant_id: string; endpoint_id: string }
+/** Before every other. */
+const NONE: Endpoint = { tenant_id: '', endpoint_id: '00000000-0000-0000-0000-000000000000' }
 
 /**
  * The net under the queue: a delivery that is due, not held, and has no job (rows were deleted behind our back, a
- * backup was put together from two moments) is held, and so comes back with the retries it had. One process at a time.
+ * backup was put together from two moments) is held, and so comes back with the retries it had. One process at a time,
+ * from endpoint to endpoint, so that it gets through however long the queue is.
  */
 export function startSweep({ pool, log }: { pool: Pool; log: Log }): Loop {
+  let last = NONE
   return startLoop({
     name: 'sweep',
     idleMs: SWEEP_MS,
     log,
     async run() {
-      await forgetFuture(pool)
-      const [swept] = await pool<{ count: number }[]>`
-        with mine as (
-          select pg_try_advisory_xact_lock(hashtext('waybill.sweep')) as alone
-        ), lost as (
-          select d.tenant_id, d.delivery_id, d.endpoint_id
-          from mine, waybill.endpoint_stats s
-          join waybill.deliveries d on d.tenant_id = s.tenant_id and d.endpoint_id = s.endpoint_id
-            and d.status in ('pending', 'retrying') and not d.held
-          where mine.alone and s.pending + s.retrying > s.held
-            and greatest(d.next_attempt_at, d.updated_at) < now() - ${OVERDUE_SECONDS} * interval '1 second'
-            and not exists (select from pgboss.job j where j.name = ${DELIVERIES} and j.id = d.delivery_id)
-          limit ${MAX_BATCH} for update of d skip locked
-        ), held as (
-          update waybill.deliveries d set held = true, spent_retries = greatest(0, d.attempt_count - d.earlier_attempts), next_attempt_at = null, updated_at = now()
-          from lost l where d.tenant_id = l.tenant_id and d.delivery_id = l.delivery_id
-        )
-        select count(*)::int, waybill.count_held(array_agg(tenant_id), array_agg(endpoint_id), array_fill(1, array[count(*)::int])), pg_notify('waybill_held', '')
-        from lost having count(*) > 0`
-      if (swept === undefined) return false
-      log.warn({ deliveries: swept.count }, 'sweep.jobs_recreated')
-      return swept.count === MAX_BATCH
+      if (last === NONE) await forgetFuture(pool)
+      const before = last
+      const next = await endpointsAfter(pool, before)
+      last = next.at(-1) ?? NONE
+      if (next.length === 0) return false
+      const swept = await sweep(pool, next)
+      if (swept > 0) log.warn({ deliveries: swept }, 'sweep.jobs_recreated')
+      if (swept === MAX_BATCH) last = before
+      return true
     },
   })
+}
+
+/** Endpoints with something in the queue, as many as can be looked at together. */
+async function endpointsAfter(pool: Pool, last: Endpoint): Promise<Endpoint[]> {
+  return await pool<Endpoint[]>`
+    select tenant_id, endpoint_id from (
+      select *, sum(queued) over (order by tenant_id, endpoint_id) - queued as before from (
+        select tenant_id, endpoint_id, pending + retrying - held as queued from waybill.endpoint_stats
+        where pending + retrying > held and (tenant_id, endpoint_id) > (${last.tenant_id}, ${last.endpoint_id})
+        order by tenant_id, endpoint_id limit ${MAX_ENDPOINTS}) s) s
+    where before < ${MAX_LOOKED} order by tenant_id, endpoint_id`
+}
+
+/** Answers how many it found, `MAX_BATCH` at most. */
+async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
+  const [swept] = await pool<{ count: number }[]>`
+    with mine as (
+      select pg_try_advisory_xact_lock(hashtext('waybill.sweep')) as alone
+    ), lost as (
+      select d.tenant_id, d.delivery_id, d.endpoint_id
+      from mine, unnest(${endpoints.map((one) => one.tenant_id)}::text[], ${endpoints.map((one) => one.endpoint_id)}::uuid[]) as e (tenant_id, endpoint_id)
+      join waybill.deliveries d on d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id
+        and d.status in ('pending', 'retrying') and not d.held
+      where mine.alone and greatest(d.next_attempt_at, d.updated_at) < now() - ${OVERDUE_SECONDS} * interval '1 second'
+        and not exists (select from pgboss.job j where j.name = ${DELIVERIES} and j.id = d.delivery_id)
+      limit ${MAX_BATCH} for update of d skip locked
+    ), held as (
+      update waybill.deliveries d set held = true, spent_retries = greatest(0, d.attempt_count - d.earlier_attempts), next_attempt_at = null, updated_at = now()
+      from lost l where d.tenant_id = l.tenant_id and d.delivery_id = l.delivery_id
+    )
+    select count(*)::int, waybill.count_held(array_agg(tenant_id), array_agg(endpoint_id), array_fill(1, array[count(*)::int])), pg_notify('waybill_held', '')
+    from lost having count(*) > 0`
+  return swept?.count ?? 0
 }
 
 /**
