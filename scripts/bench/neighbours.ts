@@ -210,6 +210,7 @@ async function untilHeld(sql: postgres.Sql, endpointId: string): Promise<void> {
       where name = 'deliveries' and state < 'active' and start_after > now()`
     await pause(200)
   }
+  throw new Error('its deliveries are not held after two minutes')
 }
 
 export function printNeighbours({ baseline, scenarios, outage, shares }: Neighbours): void {

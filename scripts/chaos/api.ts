@@ -127,7 +127,7 @@ const restarted: Experiment = {
     return {
       figures: {
         restarts: rounds * 4,
-        refused_connections: tries.filter(({ status }) => status === null).length,
+        repeated_for_no_connection: tries.filter(({ status }) => status === null).length,
         publish_p99_ms: during,
         publish_p99_ms_before: before,
       },

@@ -53,6 +53,9 @@ export async function judge(world: World): Promise<Judgement> {
   add('lost', lost)
   add('unexpected', unexpected)
   add('wrong', wrong)
+  const isOpen = ({ eventId }: Publish) => eventId === null
+  const endOf = ({ key, tries }: Publish) => `${key}: ${tries.at(-1)?.status}`
+  add('never accepted', published.filter(isOpen).map(endOf))
 
   let duplicated = 0
   let unrecorded = 0

@@ -109,6 +109,7 @@ const pressed: Experiment = {
           free.oldest > lasts / 4000 && Math.abs(free.shown - free.oldest) <= 0.2 * free.oldest + 1,
         'with a limit some are told to come later, and none gets old':
           count(429) > 0 && limited.oldest <= 2 * WINDOW_SECONDS,
+        'no process grows': isFlat(growth),
       },
     }
   },
