@@ -55,11 +55,14 @@ const terminated: Experiment = {
     const begun = Date.now()
     for (let nth = 0; nth < times; nth++) {
       await sleep(world.random.integer(500, 2000))
-      const at = Date.now()
-      const gone = await sql`
-        select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
-      world.fault(at)
-      terminated += gone.length
+      await waitFor(async () => {
+        const at = Date.now()
+        const gone = await sql`
+          select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
+        if (gone.length > 0) world.fault(at)
+        terminated += gone.length
+        return gone.length > 0
+      })
     }
     await sleep(1000)
     const tries = triesIn(world, begun, Date.now())
@@ -69,9 +72,11 @@ const terminated: Experiment = {
     return {
       figures: { terminated, failed_publishes: failed(tries), publish_max_ms: slowest },
       conditions: {
-        'backends were terminated each time': terminated >= 5 * times,
-        'each publish is answered within 5 s, in the error shape when it fails':
-          slowest <= 5000 && tries.every(isAnswered),
+        'each publish is answered, in the error shape when it fails': tries.every(isAnswered),
+      },
+      inTime: {
+        'connections are open again each time': terminated >= 5 * times,
+        'each publish is answered within 5 s': slowest <= 5000,
       },
     }
   },
