@@ -18,6 +18,8 @@ const SETTINGS = [
   'max_wal_size=4GB',
 ]
 
+const PORTS_TRIED = 3
+
 let directory: string | undefined
 let server: EmbeddedPostgres | undefined
 
@@ -26,26 +28,38 @@ export async function globalSetup(): Promise<void> {
   await sweepDirectories()
   directory = await makeDirectory()
   await requireOpenPath(directory)
-  const port = await freePort()
+  const databaseDir = join(directory, 'postgres')
   const output: string[] = []
   // Those for signals stay: they stop the database of a run that is interrupted.
   const Server = await loadPackage(['exit', 'beforeExit'])
-  server = new Server({
-    databaseDir: join(directory, 'postgres'),
-    port,
-    user: 'waybill',
-    password: PASSWORD,
-    persistent: true,
-    // Postgres does not run as root; it gets a user of its own then.
-    createPostgresUser: process.getuid?.() === 0,
-    initdbFlags: ['--encoding=UTF8', '--locale=C', '--no-sync'],
-    postgresFlags: SETTINGS.flatMap((setting) => ['-c', setting]),
-    onLog: (message) => output.push(String(message)),
-    onError: (message) => output.push(String(message)),
-  })
+  const serverAt = (port: number) =>
+    new Server({
+      databaseDir,
+      port,
+      user: 'waybill',
+      password: PASSWORD,
+      persistent: true,
+      // Postgres does not run as root; it gets a user of its own then.
+      createPostgresUser: process.getuid?.() === 0,
+      initdbFlags: ['--encoding=UTF8', '--locale=C', '--no-sync'],
+      postgresFlags: SETTINGS.flatMap((setting) => ['-c', setting]),
+      onLog: (message) => output.push(String(message)),
+      onError: (message) => output.push(String(message)),
+    })
+  let port = await freePort()
   try {
-    await server.initialise()
-    await server.start()
+    await serverAt(port).initialise()
+    for (let tries = 1; server === undefined; tries++) {
+      const candidate = serverAt(port)
+      try {
+        await candidate.start()
+        server = candidate
+      } catch (error) {
+        // Somebody may have taken the port since it was free.
+        if (tries === PORTS_TRIED) throw error
+        port = await freePort()
+      }
+    }
   } catch (error) {
     await removeDirectory(directory)
     throw new Error(`the test database did not start:\n${output.join('')}`, { cause: error })

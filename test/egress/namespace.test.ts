@@ -23,7 +23,7 @@ describe('on a network where every blocked address answers', { skip }, () => {
   let report: Report
   before(async () => {
     const run = promisify(execFile)
-    const { stdout } = await run('unshare', [...(unshare ?? []), process.execPath, SCRIPT], { timeout: 60_000 })
+    const { stdout } = await run('unshare', [...(unshare ?? []), process.execPath, SCRIPT], { timeout: 180_000 })
     report = JSON.parse(stdout)
   })
 

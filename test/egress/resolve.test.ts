@@ -26,6 +26,7 @@ async function start(
   t: TestContext,
   answer: (name: string, type: 'A' | 'AAAA') => DnsAnswer | Promise<DnsAnswer>,
   allow = ['127.0.0.0/8'],
+  timeoutMs = TIMEOUT_MS,
 ) {
   const dns = await startDns(answer)
   t.after(dns.close)
@@ -34,10 +35,10 @@ async function start(
   )
   t.after(receiver.close)
   const ranges = allow.map((text) => parseRange(text)!)
-  const sender = createSender({ allow: ranges, timeoutMs: TIMEOUT_MS, dnsServers: [dns.address] })
+  const sender = createSender({ allow: ranges, timeoutMs, dnsServers: [dns.address] })
   t.after(sender.close)
-  const post = (name: string, port = receiver.port) =>
-    sender.send({ url: `http://${name}:${port}/`, headers: {}, body: '{}' })
+  const post = (name: string, signal?: AbortSignal) =>
+    sender.send({ url: `http://${name}:${receiver.port}/`, headers: {}, body: '{}', ...(signal && { signal }) })
   return { dns, receiver, post, sender }
 }
 
@@ -102,7 +103,7 @@ test('NXDOMAIN, SERVFAIL, an empty answer and a silent name server are failed at
   }
   const silent = await post('silent.example')
   assert.equal(silent.error, 'timeout')
-  assert.ok(silent.durationMs < TIMEOUT_MS + 500)
+  assert.ok(silent.durationMs < 3 * TIMEOUT_MS)
 })
 
 test('a family whose question fails does not spoil the other', async (t) => {
@@ -122,16 +123,19 @@ test('a thousand addresses are all judged', async (t) => {
 })
 
 test('a hundred names that hang do not delay another', async (t) => {
-  const { post } = await start(t, (name, type) =>
-    name.startsWith('hanging') ? { silence: true } : loopbackOnly(name, type),
-  )
-  const hanging = Array.from({ length: 100 }, (_, index) => post(`hanging-${index}.example`))
-  const outcomes = await Promise.all(Array.from({ length: 20 }, (_, index) => post(`quick-${index}.example`)))
-  for (const { error, durationMs } of outcomes) {
-    assert.equal(error, null)
-    assert.ok(durationMs < TIMEOUT_MS / 2, `took ${durationMs} ms`)
+  const answer = (name: string, type: 'A' | 'AAAA') =>
+    name.startsWith('hanging') ? { silence: true } : loopbackOnly(name, type)
+  const { post } = await start(t, answer, ['127.0.0.0/8'], 10_000)
+  const stop = new AbortController()
+  t.after(() => stop.abort())
+  let ended = 0
+  const end = () => {
+    ended++
   }
-  for (const { error } of await Promise.all(hanging)) assert.equal(error, 'timeout')
+  for (let n = 0; n < 100; n++) post(`hanging-${n}.example`, stop.signal).then(end, end)
+  const outcomes = await Promise.all(Array.from({ length: 20 }, (_, index) => post(`quick-${index}.example`)))
+  for (const { error } of outcomes) assert.equal(error, null)
+  assert.equal(ended, 0, 'none of those that hang had to end first')
 })
 
 test('attempts that need the same name at once share one answer; later ones ask again', async (t) => {

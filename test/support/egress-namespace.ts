@@ -1,5 +1,5 @@
 /**
- * Runs in a network namespace of its own (see test/flow/egress-namespace.test.ts), where public and blocked addresses
+ * Runs in a network namespace of its own (see test/egress/namespace.test.ts), where public and blocked addresses
  * alike belong to the loopback device and something listens on all of them. Prints what it saw as JSON.
  */
 import { execFileSync } from 'node:child_process'
@@ -91,7 +91,7 @@ const dns = await startDns((_name, type) => {
   const { CNAME: cname, [type]: addresses = [] } = zone(type)
   return { addresses, ...(cname ? { cname } : {}) }
 })
-const sender = createSender({ allow: [], timeoutMs: 2000, dnsServers: [dns.address] })
+const sender = createSender({ allow: [], timeoutMs: 10_000, dnsServers: [dns.address] })
 const post = (url: string) => sender.send({ url, headers: {}, body: '{}' })
 
 /** Each question for an A record is answered by the next zone; the last one stays. */

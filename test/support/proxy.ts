@@ -1,6 +1,7 @@
 import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import { cleanUp, type Scope } from './cleanup.ts'
+import { waitFor } from './wait.ts'
 
 export type Proxy = {
   /** The database's URL as seen through the proxy. */
@@ -62,6 +63,9 @@ export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs
     await once(server, 'listening')
     return (server.address() as AddressInfo).port
   }
+  /** While it is not listened on, somebody's connection may have the port as its own. */
+  const reopen = () =>
+    waitFor(async () => await open(port), { timeoutMs: 30_000, what: "the proxy's port to be free again" })
   const breakAll = () => {
     for (const socket of sockets) socket.destroy()
   }
@@ -95,7 +99,7 @@ export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs
       breakAll()
       freezing = false
       fatalText = undefined
-      if (!server.listening) await open(port)
+      if (!server.listening) await reopen()
     },
   }
 }
