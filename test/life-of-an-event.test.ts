@@ -35,8 +35,12 @@ const becomes = (tenant: Tenant, id: string, status: string, attempts?: number) 
       const delivery = await deliveryOf(tenant, id)
       return delivery.status === status && (attempts === undefined || delivery.attempt_count === attempts) && delivery
     },
-    { what: `the delivery to be ${status}` },
+    { what: `the delivery to be ${status}`, timeoutMs: 60_000 },
   )
+
+/** The first attempt, once it is recorded; others may have followed. */
+const firstAttempt = (tenant: Tenant, id: string) =>
+  waitFor(async () => (await attemptsOf(tenant, id))[0], { what: 'the attempt to be recorded' })
 
 suite('the life of an event', { concurrency: true }, () => {
   test('a published event arrives once, signed, at every endpoint that wants it', async () => {
@@ -122,12 +126,14 @@ suite('the life of an event', { concurrency: true }, () => {
       next_attempt_at: null,
     })
     assert.equal(started_at, last_attempt_at)
-    assert.ok(duration_ms >= 0 && duration_ms < 5000)
+    assert.ok(duration_ms >= 0 && duration_ms < 60_000)
   })
 
   test('an endpoint that fails twice and recovers gets the same bytes three times', async () => {
     const { tenant, path, endpoint } = await start()
-    receiver.script(path, { status: 500, body: 'no' }, 404, 200)
+    // It stays as it is while the second attempt waits for its answer.
+    const second = gate(404)
+    receiver.script(path, { status: 500, body: 'no' }, second.reply, 200)
     const { delivery_ids } = await tenant.publish()
     const id = delivery_ids[0]!
     const retrying = await becomes(tenant, id, 'retrying', 1)
@@ -135,6 +141,7 @@ suite('the life of an event', { concurrency: true }, () => {
     assert.equal(retrying.last_error, 'http_status')
     assert.ok(retrying.next_attempt_at > retrying.last_attempt_at)
     assert.equal(retrying.completed_at, null)
+    second.open()
 
     await becomes(tenant, id, 'delivered', 3)
     const receipts = receiver.at(path)
@@ -183,8 +190,12 @@ suite('the life of an event', { concurrency: true }, () => {
       const least = 1000 * 2 ** index
       assert.ok(wait >= least - 20, `retry ${index + 1} came after ${wait} ms`)
       assert.ok(attempts[index + 1].started_at >= attempt.next_attempt_at, 'not before the announced time')
-      const planned = Date.parse(attempt.next_attempt_at) - Date.parse(attempt.started_at)
-      assert.ok(planned <= 2 * least + 1000, `retry ${index + 1} was planned after ${planned} ms`)
+      // From the log line, which comes after the plan is made: a slow attempt and its recording do not count.
+      const line = service.logs.find(
+        ({ delivery_id, attempt_number }) => delivery_id === id && attempt_number === index + 1,
+      )
+      const planned = Date.parse(attempt.next_attempt_at) - Date.parse(String(line?.time))
+      assert.ok(planned <= 2 * least, `retry ${index + 1} was planned for ${planned} ms later`)
     }
     assert.equal(attempts.at(-1).next_attempt_at, null)
 
@@ -282,13 +293,15 @@ suite('the life of an event', { concurrency: true }, () => {
 
   test('an inactive endpoint gets nothing; what waited for it goes on when it is active again', async () => {
     const { tenant, path, endpoint } = await start()
-    receiver.script(path, 500, 200)
+    receiver.script(path, { status: 503, headers: { 'retry-after': '3600' } }, 200)
     const url = `/v1/endpoints/${endpoint.endpoint_id}`
     const { delivery_ids } = await tenant.publish()
     const id = delivery_ids[0]!
     await becomes(tenant, id, 'retrying')
     assert.equal((await tenant.call('PATCH', url, { body: { is_active: false } })).body.is_active, false)
     assert.deepEqual((await tenant.publish()).delivery_ids, [])
+    // Due now: it is claimed and put away.
+    await tenant.call('POST', `/v1/deliveries/${id}/replay`)
     await waitFor(async () => (await deliveryOf(tenant, id)).next_attempt_at === null, {
       what: 'the delivery to be held',
     })
@@ -308,14 +321,18 @@ suite('the life of an event', { concurrency: true }, () => {
 
   test('a changed URL takes what is still waiting', async () => {
     const { tenant, path, endpoint } = await start()
-    receiver.script(path, 500)
+    receiver.script(path, { status: 503, headers: { 'retry-after': '3600' } })
     const { delivery_ids } = await tenant.publish()
     await becomes(tenant, delivery_ids[0]!, 'retrying')
     const url = receiver.url(`${path}/moved`)
     await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body: { url } })
+    await tenant.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`)
     await becomes(tenant, delivery_ids[0]!, 'delivered')
     const attempts = await attemptsOf(tenant, delivery_ids[0]!)
-    assert.deepEqual([attempts[0].url, attempts.at(-1).url], [receiver.url(path), url])
+    assert.deepEqual(
+      attempts.map((attempt: { url: string }) => attempt.url),
+      [receiver.url(path), url],
+    )
   })
 
   test('while a rotation overlaps, the old and the new secret verify; afterwards only the new one', async () => {
@@ -345,8 +362,8 @@ suite('the life of an event', { concurrency: true }, () => {
     const { tenant, path } = await start()
     receiver.script(path, { status: 302, headers: { location: receiver.url(`${path}/target`) } })
     const { delivery_ids } = await tenant.publish()
-    const delivery = await becomes(tenant, delivery_ids[0]!, 'retrying', 1)
-    assert.deepEqual([delivery.last_status_code, delivery.last_error], [302, 'redirect'])
+    const attempt = await firstAttempt(tenant, delivery_ids[0]!)
+    assert.deepEqual([attempt.status_code, attempt.error, attempt.retry_state], [302, 'redirect', 'will_retry'])
     assert.deepEqual(receiver.at(`${path}/target`), [])
   })
 
@@ -354,8 +371,7 @@ suite('the life of an event', { concurrency: true }, () => {
     const { tenant } = await start({ events: ['none'] })
     await tenant.createEndpoint('http://127.0.0.1:1/')
     const { delivery_ids } = await tenant.publish()
-    await becomes(tenant, delivery_ids[0]!, 'retrying', 1)
-    const [attempt] = await attemptsOf(tenant, delivery_ids[0]!)
+    const attempt = await firstAttempt(tenant, delivery_ids[0]!)
     assert.deepEqual([attempt.status_code, attempt.error, attempt.response_body], [null, 'connection_refused', null])
     assert.ok(attempt.error_message)
   })
@@ -364,8 +380,7 @@ suite('the life of an event', { concurrency: true }, () => {
     const { tenant, path } = await start()
     receiver.script(path, { status: 500, body: `a\u0000b${'ä'.repeat(20_000)}` })
     const { delivery_ids } = await tenant.publish()
-    await becomes(tenant, delivery_ids[0]!, 'retrying', 1)
-    const [attempt] = await attemptsOf(tenant, delivery_ids[0]!)
+    const attempt = await firstAttempt(tenant, delivery_ids[0]!)
     assert.equal(attempt.response_truncated, true)
     assert.match(attempt.response_body, /^abä+\ufffd?$/)
     assert.ok(Buffer.byteLength(attempt.response_body) <= 16_384 + 3)
