@@ -25,14 +25,19 @@ suite('pace and order', { concurrency: 3 }, () => {
     await sql`update waybill.endpoints set max_per_second = 20 where endpoint_id = ${endpoint_id}`
     await Promise.all([startWorker(), startWorker()])
     await publishMany(sql, tenant.tenantId, 120)
-    const receipts = await receiver.until(120, { timeoutMs: 30_000 })
-    // None goes before its moment, but on a busy machine some are late, and the others seem early beside them.
-    const ahead = secondsAhead(receipts, 20)
-    assert.ok(ahead <= 1, `up to ${ahead} seconds’ worth too many`)
-    const seconds = (receipts.at(-1)!.at - receipts[0]!.at) / 1000
-    assert.ok(seconds > 5 && seconds < 12, `120 at 20 a second took ${seconds} s`)
+    const receipts = await receiver.until(120, { timeoutMs: 60_000 })
     await settled(sql)
     assert.equal(receiver.receipts.length, 120)
+    // When they were sent: this process may be late to see it.
+    const sent = await sql<{ at: number }[]>`
+      select extract(epoch from started_at)::float8 * 1000 as at from waybill.attempts order by started_at`
+    const ahead = secondsAhead(
+      receipts.map((receipt, n) => ({ ...receipt, at: sent[n]!.at })),
+      20,
+    )
+    // None goes before its moment, but on a busy machine some are late, and the others seem early beside them. Each worker at
+    // a pace of its own would be 3 seconds ahead.
+    assert.ok(ahead <= 2, `up to ${ahead} seconds’ worth too many`)
     await assertBooks(sql)
   })
 
@@ -46,7 +51,7 @@ suite('pace and order', { concurrency: 3 }, () => {
     assert.deepEqual(await worker.stop(), { code: 0, signal: null })
     assert.equal((await sql`select from pgboss.job where name = 'deliveries' and state = 'active'`).length, 0)
     await startWorker()
-    await receiver.until(40)
+    await receiver.until(40, { timeoutMs: 60_000 })
     await settled(sql)
     assert.equal(receiver.receipts.length, 40)
     const numbers = await sql`select distinct attempt_number from waybill.attempts`
@@ -160,7 +165,7 @@ suite('pace and order', { concurrency: 3 }, () => {
       WORKER_CONCURRENCY: '8',
       ENDPOINT_CONCURRENCY: '8',
       BREAKER_FAILURES: '1000000',
-      RETRY_LIMIT: '3',
+      RETRY_LIMIT: '100',
     })
     await tenant.createEndpoint(receiver.url('/storm'), { subscribed_events: ['storm'] })
     await tenant.createEndpoint(receiver.url('/fresh'), { subscribed_events: ['fresh'] })
@@ -172,15 +177,15 @@ suite('pace and order', { concurrency: 3 }, () => {
     await receiver.until(400, { path: '/storm', timeoutMs: 30_000 })
     watchInFlight(receiver, '/storm', 500, { delayMs: 50 })
     await receiver.until(450, { path: '/storm' })
-    const waits: number[] = []
     for (let n = 1; n <= 10; n++) {
-      const begun = Date.now()
+      const before = receiver.at('/storm').length
       await tenant.publish('fresh')
-      const arrived = await receiver.until(n, { path: '/fresh' })
-      waits.push(arrived.at(-1)!.at - begun)
+      await receiver.until(n, { path: '/fresh' })
+      const others = receiver.at('/storm').length - before
+      // Behind the retries it would come after all that are due, some 400.
+      assert.ok(others < 200, `a fresh event came after ${others} retries`)
     }
-    assert.ok(receiver.at('/storm').length < 1600, 'the storm goes on meanwhile')
-    assert.ok(Math.max(...waits) < 1500, `fresh events waited up to ${Math.max(...waits)} ms`)
+    receiver.script('/storm', 200)
     await settled(sql)
 
     watchInFlight(receiver, '/flood', 200, { delayMs: 20 })

@@ -6,6 +6,13 @@ import { createDatabase } from '../support/database.ts'
 
 const { sql } = await createDatabase({ after })
 
+/** Has the database cancel a statement. */
+const takeTooLong = () =>
+  sql.begin(async (tx) => {
+    await tx`set local statement_timeout = 20`
+    await tx`select pg_sleep(5)`
+  })
+
 /** A batcher that squares; `sizes` tells how its items were grouped, `hold` makes runs wait for `release`. */
 function squaring({ max = 100, hold = false, patienceMs = 60_000 } = {}) {
   const sizes: number[] = []
@@ -67,12 +74,14 @@ test('a batch holds at most the maximum, and one runs at a time', async () => {
   assert.equal(mostRunning(), 1)
 })
 
-test('who has waited for too long is rejected and not run, and those who came later are', async () => {
+test('who has waited for too long is rejected and not run, and those who came later are', async (t) => {
+  let now = 0
+  t.mock.method(performance, 'now', () => now)
   const { submit, sizes, release } = squaring({ hold: true, patienceMs: 30 })
   const first = submit(1)
   await new Promise((resolve) => setImmediate(resolve))
   const late = assert.rejects(submit(2), /waited too long/)
-  await new Promise((resolve) => setTimeout(resolve, 40))
+  now = 40
   const fresh = submit(3)
   await release()
   await late
@@ -87,10 +96,7 @@ test('a batch that the database was too slow for fails whole, and not one by one
     max: 100,
     run: async () => {
       runs++
-      await sql.begin(async (tx) => {
-        await tx`set local statement_timeout = 20`
-        await tx`select pg_sleep(5)`
-      })
+      await takeTooLong()
       return []
     },
   })
@@ -105,10 +111,7 @@ test('after a batch that was too slow, half as many are tried, and more again wh
     max: 8,
     run: async (items) => {
       sizes.push(items.length)
-      await sql.begin(async (tx) => {
-        await tx`set local statement_timeout = 20`
-        await tx`select pg_sleep(${items.length > 2 ? 5 : 0})`
-      })
+      if (items.length > 2) await takeTooLong()
       return items
     },
   })
@@ -157,6 +160,8 @@ test('a batch that is the victim of a deadlock runs again', async () => {
   await sql`create table accounts (id int primary key, balance int not null)`
   await sql`insert into accounts values (1, 0), (2, 0)`
   let runs = 0
+  let begun = 0
+  const bothHaveBegun = Promise.withResolvers<void>()
   // As in two processes.
   const [one, other] = [1, 2].map(() =>
     createBatcher<[number, number], boolean>({
@@ -167,7 +172,8 @@ test('a batch that is the victim of a deadlock runs again', async () => {
           await sql`set local deadlock_timeout = '20ms'`
           for (const id of pair!) {
             await sql`update accounts set balance = balance + 1 where id = ${id}`
-            await sql`select pg_sleep(0.3)`
+            if (++begun === 2) bothHaveBegun.resolve()
+            await bothHaveBegun.promise
           }
         })
         return [true]

@@ -6,6 +6,9 @@ import { waitFor } from '../support/wait.ts'
 
 const log = createLog('silent')
 
+/** The machine may stand still for a moment, but not each time; without being woken, the dispatcher takes half a second each time. */
+const assertAtOnce = (waits: number[]) => assert.ok(Math.min(...waits) < 250, `it took ${waits.join(', ')} ms`)
+
 /** A queue in memory with so many of each kind; what is claimed is in hand until the test ends it. */
 function start(t: TestContext, waiting: Record<Kind, number>, { slots = 80, keep = true } = {}) {
   const ends: { kind: Kind; end: () => void }[] = []
@@ -66,14 +69,18 @@ suite('the dispatcher', () => {
     const waiting = { first: 80, retry: 0 }
     const { loop, ends, end } = start(t, waiting)
     await waitFor(() => ends.length === 80)
-    // One look finds that there is no slot; the wake-up is not lost with it.
-    waiting.first = 1
-    loop.wake()
-    await new Promise((resolve) => setTimeout(resolve, 50))
-    const begun = Date.now()
-    end(1)
-    await waitFor(() => waiting.first === 0, { intervalMs: 5 })
-    assert.ok(Date.now() - begun < 250, `it took ${Date.now() - begun} ms`)
+    const waits: number[] = []
+    for (let round = 1; round <= 5; round++) {
+      // One look finds that there is no slot; the wake-up is not lost with it.
+      waiting.first = 1
+      loop.wake()
+      await new Promise((resolve) => setTimeout(resolve, 50))
+      const begun = Date.now()
+      end(1)
+      await waitFor(() => waiting.first === 0, { intervalMs: 5 })
+      waits.push(Date.now() - begun)
+    }
+    assertAtOnce(waits)
   })
 
   test('a backlog of retries that have all the slots they may have is no reason to look for first attempts', async (t) => {
@@ -89,13 +96,15 @@ suite('the dispatcher', () => {
   test('retries that are announced are fetched at once, and others at the next look', async (t) => {
     const waiting = { first: 0, retry: 0 }
     const { loop, ends } = start(t, waiting)
+    const waits: number[] = []
     for (let round = 1; round <= 5; round++) {
       waiting.retry = 1
       const begun = Date.now()
       loop.wake(true)
       await waitFor(() => ends.length === round, { intervalMs: 5 })
-      assert.ok(Date.now() - begun < 250, `it took ${Date.now() - begun} ms`)
+      waits.push(Date.now() - begun)
     }
+    assertAtOnce(waits)
     waiting.retry = 1
     await waitFor(() => ends.length === 6)
   })
@@ -130,7 +139,7 @@ suite('the dispatcher', () => {
     // What it was told at its start is looked for by then.
     await new Promise((resolve) => setTimeout(resolve, 100))
     waiting.first = 1
-    await waitFor(() => inHand('first') === 1, { timeoutMs: 3000 })
+    await waitFor(() => inHand('first') === 1)
     waiting.first = 100_000
     waiting.retry = 1
     const gotRetry = () => {
@@ -138,7 +147,7 @@ suite('the dispatcher', () => {
       if (!found) end(ends.length)
       return found
     }
-    await waitFor(gotRetry, { timeoutMs: 5000, intervalMs: 5 })
+    await waitFor(gotRetry, { intervalMs: 5 })
   })
 
   test('what a fetch found and did not keep takes no slot', async (t) => {

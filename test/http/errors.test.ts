@@ -6,7 +6,9 @@ import { createDatabase } from '../support/database.ts'
 import { ADMIN_KEY, type CallOptions, createTenant, startService } from '../support/service.ts'
 
 const database = await createDatabase({ after })
-const service = await startService({ after }, { databaseUrl: database.url, mode: 'api' })
+// A window that does not end while the tests run.
+const env = { RATE_LIMIT_WINDOW_SECONDS: '86400' }
+const service = await startService({ after }, { databaseUrl: database.url, mode: 'api', env })
 const tenant = await createTenant(service, { tenant_id: 'first', tenant_slug: 'first' })
 /** Nothing is left for this one. */
 const poor = await createTenant(service, {
