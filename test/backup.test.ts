@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import type postgres from 'postgres'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, settled } from './support/lanes.ts'
-import { startReceiver } from './support/receiver.ts'
+import { gate, startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { verifyStandard } from './support/verify.ts'
 
@@ -41,10 +41,6 @@ test('after a restore of a dump that was made under load the service goes on, an
   const first = await startService(t, { databaseUrl: original.url })
   const tenant = await createTenant(first)
   const { signing_secret } = await tenant.createEndpoint(receiver.url('/hook'))
-  receiver.script('/hook', async () => {
-    await new Promise((resolve) => setTimeout(resolve, 50))
-    return 200
-  })
   const events: string[] = []
   let keys = 0
   let publishing = true
@@ -52,7 +48,12 @@ test('after a restore of a dump that was made under load the service goes on, an
     while (publishing) events.push((await tenant.publish('load.test', { n: keys }, `key-${keys++}`)).event_id)
   })
   await receiver.until(300, { timeoutMs: 30_000 })
+  // However slowly events come, some are being sent at the moment of the dump.
+  const { reply, open: goOn } = gate()
+  receiver.script('/hook', reply)
+  await receiver.until(receiver.receipts.length + 1)
   const backup = await dump(original.sql)
+  goOn()
   const sentAtDump = receiver.receipts.length
   await receiver.until(sentAtDump + 100)
   publishing = false

@@ -74,13 +74,14 @@ suite('large payloads', { concurrency: 3 }, () => {
   test('take so much memory at once and no more, and those that wait for it are handed back by a shutdown', async (t) => {
     const count = 7
     const { databaseUrl, sql, receiver, api } = await publishLarge(t, count)
+    // Now, for those that wait are not kept waiting for long.
+    const other = await createTenant(api)
+    await other.createEndpoint(receiver.url('/other'))
     const held = gate()
     receiver.script('/large', held.reply)
     const worker = await startService(t, { databaseUrl, mode: 'worker', env: PATIENT })
     await receiver.until(AT_ONCE)
     await waitFor(async () => (await jobs(sql, 'active')).length === count, { what: 'the others to be claimed' })
-    const other = await createTenant(api)
-    await other.createEndpoint(receiver.url('/other'))
     await publishPadded(sql, other, 0, LARGE)
     await receiver.until(1, { path: '/other' })
     assert.equal(receiver.at('/large').length, AT_ONCE)

@@ -90,13 +90,12 @@ test('nor do reads of single events, and of what belongs to one', async (t) => {
       answered = true
     })
     await waitFor(async () => (await waitingForLocks(database)) >= 2, { what: 'the reads to be at work' })
-    for (let rounds = 0; !answered || rounds < 5; rounds++) {
-      const began = performance.now()
+    let rounds = 0
+    for (; !answered; rounds++) {
       await other.publish()
-      const tookMs = performance.now() - began
-      assert.ok(tookMs < 1500, `publishing took ${tookMs} ms`)
       assert.ok((await waitingForLocks(database)) <= 4, 'half of the connections are left to others')
     }
+    assert.ok(rounds > 1, 'publishing does not wait until they are given up')
     const refused = (await asked).filter(({ status }) => status === 503)
     assert.ok(refused.length > 0)
   }

@@ -180,7 +180,8 @@ suite('starting', { concurrency: 3 }, () => {
     const seconds = putOff().map(({ time }) => Math.floor(Date.parse(String(time)) / 1000))
     assert.equal(new Set(seconds).size, seconds.length, 'none is told in the second of another')
     await startService(t, { databaseUrl, mode: 'worker', env })
-    await receiver.until(20)
+    // Until then the old one takes half of them again each second.
+    await receiver.until(20, { timeoutMs: 90_000 })
     await settled(sql)
     await assertBooks(sql)
     const deliveries = await sql`select status, attempt_count, count(*)::int from waybill.deliveries group by 1, 2`

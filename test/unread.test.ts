@@ -29,17 +29,21 @@ test('answers that nobody reads are bounded and cut off; who reads slowly gets a
   const before = await memoryMiB(service)
 
   // Some 35 seconds in all: longer than an answer may stand still.
-  const slowly = readSlowly(open(t, service, ask(slow, page.get(slow)!).repeat(3)), {
-    bytes: 3 * text.length,
-    everyMs: 180,
-  })
-  const unread = Array.from({ length: SOCKETS }, () => open(t, service, ask(greedy, page.get(greedy)!)).pause())
-  await waitFor(async () => (await read(greedy)).status === 503, { what: 'the share of the tenant to be taken' })
+  const slowSocket = open(t, service, ask(slow, page.get(slow)!).repeat(3))
+  const slowly = readSlowly(slowSocket, { bytes: 3 * text.length, everyMs: 180 })
+  // Before the others come, or it might wait in vain for its turns like them.
+  await waitFor(() => slowSocket.bytesRead > 0, { what: 'the first answer to begin' })
+  const began = performance.now()
+  const leave = () => open(t, service, ask(greedy, page.get(greedy)!)).pause()
+  const unread = Array.from({ length: SOCKETS }, leave)
+  const fill = async () => {
+    // On a slow machine most of the first ones were refused.
+    unread.push(leave())
+    return (await read(greedy)).status === 503
+  }
+  await waitFor(fill, { what: 'the share of the tenant to be taken' })
   const isCut = async () => {
-    const began = performance.now()
     await other.publish()
-    const tookMs = performance.now() - began
-    assert.ok(tookMs < 2000, `publishing took ${tookMs} ms`)
     assert.equal((await read(other)).status, 200)
     const grownMiB = (await memoryMiB(service)) - before
     assert.ok(grownMiB < GROWTH_MIB, `it has grown by ${grownMiB} MiB`)
@@ -47,12 +51,11 @@ test('answers that nobody reads are bounded and cut off; who reads slowly gets a
     for (const socket of unread) socket.write('\r\n')
     return unread.some((socket) => socket.destroyed)
   }
-  const began = Date.now()
   while (!(await isCut())) {
-    assert.ok(Date.now() - began < 60_000, 'but in time')
+    assert.ok(performance.now() - began < 60_000, 'but in time')
     await sleep(1000)
   }
-  assert.ok(Date.now() - began > 20_000, 'not at once')
+  assert.ok(performance.now() - began > 28_000, 'not at once')
   await waitFor(async () => (await read(greedy)).status === 200, { what: 'room' })
 
   const received = await slowly
@@ -87,11 +90,15 @@ test('nor do answers that CONNECT came behind', async (t) => {
   const path = await addAttempts(database, tenant)
   const many = ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 10}`)).repeat(80)
   for (let round = 0; round < 4; round++) {
-    const socket = open(t, service, many).pause()
-    await waitFor(async () => (await tenant.call('GET', path)).status === 503, { what: 'the share to be taken' })
-    socket.write('CONNECT a.example:443 HTTP/1.1\r\nhost: a.example\r\n\r\n')
-    socket.resume()
-    await new Promise<void>((closed) => socket.once('close', () => closed()))
+    const sockets: Socket[] = []
+    const fill = async () => {
+      sockets.push(open(t, service, many).pause())
+      return (await tenant.call('GET', path)).status === 503
+    }
+    await waitFor(fill, { what: 'the share to be taken' })
+    const closed = sockets.map((socket) => new Promise<void>((gone) => socket.once('close', () => gone())))
+    for (const socket of sockets) socket.resume().write('CONNECT a.example:443 HTTP/1.1\r\nhost: a.example\r\n\r\n')
+    await Promise.all(closed)
     await waitFor(async () => (await tenant.call('GET', path)).status === 200, { what: 'it to be given back' })
   }
   assert.equal(service.stderr(), '')

@@ -125,7 +125,7 @@ describe(`after ${EVENTS} events to five endpoints of which two fail`, () => {
     }
     await Promise.all(Array.from({ length: AT_ONCE }, publishMany))
     for (let i = 0; i < 10; i++) await other.publish()
-    await waitFor(isSettled, { timeoutMs: 120_000, intervalMs: 250, what: 'all deliveries to end' })
+    await waitFor(isSettled, { timeoutMs: 400_000, intervalMs: 250, what: 'all deliveries to end' })
     await receiver.until(10, { path: '/other' })
   })
 
@@ -167,9 +167,9 @@ describe(`after ${EVENTS} events to five endpoints of which two fail`, () => {
     const { data: dead } = await get('/v1/dlq?limit=100')
     const { data: delivered } = await get('/v1/deliveries?status=delivered&limit=100')
     receiver.script('/refuses', 202)
-    const replay = ({ delivery_id }: { delivery_id: string }) =>
-      tenant.call('POST', `/v1/deliveries/${delivery_id}/replay`)
-    for (const { status } of await Promise.all([...dead, ...delivered].map(replay))) assert.equal(status, 202)
+    // One after the other: a slow machine does not get through them all in the time that one has.
+    for (const { delivery_id } of [...dead, ...delivered])
+      assert.equal((await tenant.call('POST', `/v1/deliveries/${delivery_id}/replay`)).status, 202)
     await waitFor(isSettled, { timeoutMs: 30_000, what: 'all replays to end' })
     const metrics = await assertAgreement()
     const mended = dead.filter((row: { endpoint_id: string }) => row.endpoint_id === endpoints[3]?.endpoint_id).length

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import fc from 'fast-check'
 import { Pool } from 'undici'
 import { createDatabase } from '../support/database.ts'
@@ -29,7 +30,8 @@ test(`${REQUESTS} requests made from the API’s description get answers that it
   const keys = { own: tenant.key, admin: ADMIN_KEY, wrong: 'wb_live_wrong', none: undefined }
   const counts = new Map<number, number>()
 
-  async function send({ method, path, key, headers, body }: FuzzRequest): Promise<void> {
+  async function send(request: FuzzRequest, isFirst = true): Promise<void> {
+    const { method, path, key, headers, body } = request
     const token = keys[key]
     const answer = await pool.request({
       method: method as 'GET',
@@ -39,16 +41,21 @@ test(`${REQUESTS} requests made from the API’s description get answers that it
     })
     const text = await answer.body.text()
     const { statusCode: status } = answer
+    checkAnswer(method, path, { status, headers: new Headers(answer.headers as Record<string, string>), text })
+    // Where the service stood still for a second, there was no room for so long: whoever comes back is served.
+    if (status === 503 && isFirst) {
+      await sleep(1000)
+      return await send(request, false)
+    }
     counts.set(status, (counts.get(status) ?? 0) + 1)
     assert.ok(status < 500, text)
-    checkAnswer(method, path, { status, headers: new Headers(answer.headers as Record<string, string>), text })
   }
 
   const ids = { endpoint_id: [endpoint_id], event_id: [event_id], delivery_id: delivery_ids }
   const batch = fc.array(requests(ids), { minLength: AT_ONCE, maxLength: AT_ONCE })
   await fc.assert(
     fc.asyncProperty(batch, async (together) => {
-      await Promise.all(together.map(send))
+      await Promise.all(together.map((request) => send(request)))
     }),
     { numRuns: REQUESTS / AT_ONCE, endOnFailure: true },
   )

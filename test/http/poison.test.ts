@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { after, describe, test } from 'node:test'
+import { after, before, describe, test } from 'node:test'
 import { sliceMember } from '../../src/json.ts'
 import { createDatabase } from '../support/database.ts'
 import { ODD_PAYLOADS, POISON, REFUSED_BODIES } from '../support/poison.ts'
@@ -53,6 +53,11 @@ describe('a payload that is odd but JSON arrives as it was published, byte for b
 })
 
 describe('a body that is not what it should be is refused', () => {
+  const countStored = async () => (await database.sql`select count(*)::int as n from waybill.events`)[0]?.n
+  let storedBefore: number
+  before(async () => {
+    storedBefore = await countStored()
+  })
   for (const [name, body, error, headers] of REFUSED_BODIES) {
     test(`${name}: ${error}`, async () => {
       const answer = await publish(body, headers)
@@ -61,7 +66,7 @@ describe('a body that is not what it should be is refused', () => {
     })
   }
 
-  test('nothing of it was stored or sent', () => assert.equal(receiver.receipts.length, 0))
+  test('nothing of it was stored', async () => assert.equal(await countStored(), storedBefore))
 })
 
 describe('poison in every other place is refused, or comes back as it was', () => {
