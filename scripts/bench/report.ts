@@ -73,7 +73,10 @@ export function printReport(report: Report): void {
   }
   if (report.fanout) {
     const { fanout, published, deliveriesQueued, drained } = report.fanout
-    add(`fan-out ${fanout}: publish, 256 connections`, `${rate(published)}, ${rate(deliveriesQueued)} deliveries queued`)
+    add(
+      `fan-out ${fanout}: publish, 256 connections`,
+      `${rate(published)}, ${rate(deliveriesQueued)} deliveries queued`,
+    )
     add(
       `fan-out ${fanout}: drain of ${whole(drained.deliveries)}`,
       rate(drained.perSecond),

@@ -65,9 +65,11 @@ const terminated: Experiment = {
       })
     }
     await sleep(1000)
-    const tries = triesIn(world, begun, Date.now())
+    const ended = Date.now()
+    // With those that are not answered yet, which may be the slowest.
     await load.stop()
     await world.quiesce()
+    const tries = triesIn(world, begun, ended)
     const slowest = Math.max(...tries.map(({ ms }) => ms))
     return {
       figures: { terminated, failed_publishes: failed(tries), publish_max_ms: slowest },
@@ -107,9 +109,10 @@ const forgotten: Experiment = {
     await waitFor(again, { timeoutMs: 60_000, what: 'delivering to go on' })
     await sleep(2000)
     const { slowestMs } = await health.stop()
-    const tries = triesIn(world, at, Date.now())
+    const ended = Date.now()
     await load.stop()
     await world.quiesce()
+    const tries = triesIn(world, at, ended)
     const slowest = Math.max(...tries.map(({ ms }) => ms))
     const [accept_s, deliver_s] = [((accepted() ?? 0) - at) / 1000, ((delivered() ?? 0) - at) / 1000]
     return {
@@ -141,8 +144,9 @@ const disturbed: Experiment = {
     world.proxy.disturb({ delayMs: 200, resets: 0.05, random: world.random })
     const begun = Date.now()
     await sleep(world.quick ? 5000 : 20_000)
-    const tries = triesIn(world, begun, Date.now())
+    const ended = Date.now()
     await load.stop()
+    const tries = triesIn(world, begun, ended)
     const at = Date.now()
     await world.proxy.restore()
     world.fault(at)

@@ -70,11 +70,11 @@ export function watchInFlight(
   return seen
 }
 
-/** By how many seconds receipts ran ahead of a pace at most: 1 is a second's worth too many within some stretch of time. */
-export function secondsAhead(receipts: Receipt[], perSecond: number): number {
+/** By how many seconds what happened at these moments ran ahead of a pace at most: 1 is a second's worth too many within some stretch of time. */
+export function secondsAhead(moments: { at: number }[], perSecond: number): number {
   let most = 0
   let latest = Number.NEGATIVE_INFINITY
-  receipts.forEach(({ at }, n) => {
+  moments.forEach(({ at }, n) => {
     // When the first one would have come, had all up to this one kept the pace.
     const origin = at / 1000 - n / perSecond
     most = Math.max(most, latest - origin)
