@@ -6,6 +6,7 @@ import type { WithPayload } from './payload.ts'
 import type { AttemptRecord, Recorded } from './record.ts'
 import { judge } from './retry.ts'
 import { createSigner } from './sign.ts'
+import { createSpread } from './spread.ts'
 
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when
@@ -23,6 +24,7 @@ export function createDeliver(deps: {
   log: Log
 }): (claim: Claim, signal: AbortSignal, answered: () => void) => Promise<Recorded> {
   const signedHeaders = createSigner(deps.headerPrefix)
+  const spread = createSpread()
 
   async function send(claim: Claim, payload: string, signal: AbortSignal): Promise<Outcome> {
     const body = requestBody(claim, payload)
@@ -50,6 +52,7 @@ export function createDeliver(deps: {
     }))
     answered()
     const verdict = judge(outcome, new Date(Date.now() + claim.clockOffsetMs))
+    if (verdict.kind === 'failed') verdict.notBeforeSeconds = Math.max(verdict.notBeforeSeconds, spread(claim.tenantId))
     const recorded = await deps.record({ claim: sent, outcome, verdict })
     deps.log.info(attemptLine(claim, outcome, recorded), 'delivery.attempted')
     return recorded

@@ -1,6 +1,6 @@
 import type { Outcome } from '../egress/send.ts'
 
-/** What an attempt leads to. `notBeforeSeconds` is the receiver's wish, counted from the end of the attempt; 0 for none. */
+/** What an attempt leads to. `notBeforeSeconds`, counted from the end of the attempt, is the receiver's wish; 0 for none. */
 export type Verdict = { kind: 'delivered' } | { kind: 'failed'; notBeforeSeconds: number } | { kind: 'gone' }
 
 const MAX_RETRY_AFTER_SECONDS = 86_400

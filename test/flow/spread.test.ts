@@ -1,0 +1,24 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createSpread } from '../../src/flow/spread.ts'
+
+test('failures that come all at once, or no faster than they can be retried, make no retry later', () => {
+  let now = 0
+  const spread = createSpread(() => now)
+  for (let n = 0; n < 1000; n++) assert.equal(spread('a'), 0)
+  for (; now < 60_000; now += 2) assert.ok(spread('a') <= 1)
+})
+
+test('what a tenant fails beyond that is retried 500 a second, and nobody else’s retry is later for it', () => {
+  let now = 0
+  const spread = createSpread(() => now)
+  const waits: number[] = []
+  for (; now < 10_000; now++) waits.push(now / 1000 + spread('storm'))
+  const perSecond = Map.groupBy(waits, (due) => Math.floor(due)).values()
+  const most = Math.max(...perSecond.map((of) => of.length).drop(3))
+  assert.ok(most <= 650, `${most} in one second`)
+  assert.ok(waits.at(-1)! > 17, 'the last of 10,000')
+  assert.equal(spread('calm'), 0)
+  now += 60_000
+  assert.equal(spread('storm'), 0, 'once it is over')
+})
