@@ -212,15 +212,17 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
   test('what became due while the database was stopped is sent soon after its return', async (t) => {
     const proxy = await startCuttable(t)
     const { receiver, service, tenant } = await start(t, proxy.url)
-    receiver.script('/hook', 500, 200)
+    receiver.script('/hook', { status: 503, headers: { 'retry-after': '10' } }, 200)
     const { delivery_ids } = await tenant.publish()
-    const statusOf = async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body.status
-    await waitFor(async () => (await statusOf()) === 'retrying')
+    const look = async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body
+    await waitFor(async () => (await look()).status === 'retrying')
+    const due = Date.parse((await look()).next_attempt_at)
     await proxy.cut()
     const failures = () => service.logs.filter((line) => line.msg === 'dispatch.failed').length
-    await waitFor(() => failures() >= 6, { what: 'the worker to have looked in vain for seconds' })
+    const isOver = () => failures() >= 6 && Date.now() > due
+    await waitFor(isOver, { timeoutMs: 60_000, what: 'the worker to have looked in vain for seconds' })
     await proxy.restore()
-    await receiver.until(3)
-    await waitFor(async () => (await statusOf()) === 'delivered')
+    await receiver.until(3, { timeoutMs: 60_000 })
+    await waitFor(async () => (await look()).status === 'delivered')
   })
 })

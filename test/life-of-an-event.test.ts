@@ -108,7 +108,7 @@ suite('the life of an event', { concurrency: true }, () => {
     assert.ok(created_at <= completed_at && completed_at <= updated_at)
     // The worker's clock, set by the database's as well as a round trip allows.
     const drift = Math.max(Date.parse(created_at) - Date.parse(last_attempt_at), 0)
-    assert.ok(drift < 500 && last_attempt_at <= completed_at, `attempted ${drift} ms before it was created`)
+    assert.ok(drift < 4000 && last_attempt_at <= completed_at, `attempted ${drift} ms before it was created`)
     const [attempt, ...more] = await attemptsOf(tenant, id)
     assert.deepEqual(more, [])
     const { duration_ms, started_at, ...rest } = attempt
