@@ -55,9 +55,10 @@ export async function startEmbedded(
     })
   if (asRoot) await chmod(directory, 0o755)
   if ((await read(resolve(databaseDir, 'PG_VERSION'))) === null) {
-    // Under its name once it is whole. What is left of others, they may still be making.
+    // Under its name once it is whole. What is left of others, they may still be making, until they find it gone.
     for (const name of await readdir(directory))
-      if (name.startsWith(UNFINISHED)) await rm(resolve(directory, name), { recursive: true, force: true })
+      if (name.startsWith(UNFINISHED))
+        await rm(resolve(directory, name), { recursive: true, force: true, maxRetries: 20 })
     const unfinished = resolve(directory, `${UNFINISHED}${process.pid}`)
     await serverIn(unfinished).initialise()
     await rename(unfinished, databaseDir)

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { existsSync, readdirSync } from 'node:fs'
+import { appendFileSync, existsSync, mkdirSync, readdirSync } from 'node:fs'
 import { readFile, writeFile } from 'node:fs/promises'
 import { suite, test } from 'node:test'
 import { createDatabase, PASSWORD } from './support/database.ts'
@@ -291,8 +291,20 @@ suite('starting', { concurrency: 3 }, () => {
     await waitFor(making, { what: 'the data directory to be made' })
     await killed.kill()
 
+    // As what makes the directory goes on without the program for a while.
+    const orphaned = `${folder}/postgres.0`
+    mkdirSync(orphaned, { recursive: true })
+    const until = Date.now() + 3000
+    const writing = setInterval(() => {
+      try {
+        for (let n = 0; n < 50 && Date.now() < until; n++) appendFileSync(`${orphaned}/${Math.random()}`, '')
+      } catch {
+        clearInterval(writing)
+      }
+    }, 2)
     const stopped = start()
     await waitFor(isUp, { timeoutMs: 60_000, what: 'Postgres to start' })
+    clearInterval(writing)
     assert.deepEqual(await stopped.stop(), { code: 0, signal: null })
     await waitFor(() => !isUp(), { what: 'Postgres to end with the service' })
 
