@@ -8,7 +8,7 @@ import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
 import { startProxy } from './support/proxy.ts'
-import { startReceiver } from './support/receiver.ts'
+import { gate, startReceiver } from './support/receiver.ts'
 import { routesOf } from './support/routes.ts'
 import { ADMIN_KEY, type Call, createTenant, type Program, runProgram, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -207,6 +207,31 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
     const sent = (await receiver.until(1 + keys.length)).map(({ headers }) => headers['webhook-id'])
     assert.equal(new Set(sent).size, 1 + keys.length)
     assert.deepEqual(await program.stop(), { code: 0, signal: null })
+  })
+
+  test('what is in hand while the database is away for longer than a claim lasts stays in hand', async (t) => {
+    const { url, sql } = await createDatabase(t)
+    const proxy = await startProxy(t, url)
+    const { receiver, service, tenant } = await start(t, proxy.url)
+    const { reply, open } = gate()
+    receiver.script('/hook', reply)
+    const { delivery_ids } = await tenant.publish()
+    await receiver.until(2)
+    await proxy.cut()
+    const isTouched = async (seconds: number) => {
+      const [job] = await sql`
+        select heartbeat_on > now() - ${seconds} * interval '1 second' as touched from pgboss.job where name = 'deliveries' and state = 'active'`
+      return job?.touched === true
+    }
+    await waitFor(async () => !(await isTouched(12)), { timeoutMs: 60_000, what: 'the claim to be old' })
+    await proxy.restore()
+    await waitFor(() => isTouched(3), { timeoutMs: 60_000, what: 'the claim to be touched' })
+    open()
+    const look = async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body
+    await waitFor(async () => (await look()).status === 'delivered', { timeoutMs: 60_000 })
+    assert.equal((await look()).attempt_count, 1)
+    assert.equal(receiver.receipts.length, 2)
+    assert.ok(!service.logs.some(({ msg }) => msg === 'delivery.worker_lost'))
   })
 
   test('what became due while the database was stopped is sent soon after its return', async (t) => {

@@ -29,7 +29,11 @@ const MAX_BATCH = 500
  */
 export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => void; log: Log }): Loop {
   const { pool, boss, log } = deps
-  let lookFrom = performance.now() + AFTER_ABSENCE_MS
+  let lookFrom = 0
+  const wait = () => {
+    lookFrom = performance.now() + AFTER_ABSENCE_MS
+  }
+  wait()
   const hasLeapt = createLeapWatch()
   const look = createThoroughness()
   return startLoop({
@@ -38,12 +42,12 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
     log,
     async run() {
       if (performance.now() < lookFrom) return false
-      if (hasLeapt(await clockOf(pool))) {
-        lookFrom = performance.now() + AFTER_ABSENCE_MS
-        return false
-      }
-      const found = await look((thorough) => takeBack(pool, boss, thorough)).catch((error: unknown) => {
-        lookFrom = performance.now() + AFTER_ABSENCE_MS
+      const found = await look(async (thorough) => {
+        if (!hasLeapt(await clockOf(pool))) return await takeBack(pool, boss, thorough)
+        wait()
+        return []
+      }).catch((error: unknown) => {
+        wait()
         throw error
       })
       if (found.length === 0) return false
