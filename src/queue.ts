@@ -175,9 +175,12 @@ const enqueueNew = (table: string) => `
 /**
  * pg-boss's own statements as functions, for our functions to call: `enqueue(jobs)` takes jobs as JSON, `fetch_due` the
  * bounds of their priorities and how many, `finish_jobs` and `fail_jobs` the queue, the jobs' ids and their fences
- * (`id:retry count`), before which the latter has what went wrong. All but the first are planned anew each time: a plan from when the queue was empty would walk it from end to end. And jobs
- * are fetched by index alone: a queue grows faster than its statistics, and a planner that takes it for empty would sort
- * the whole backlog at every fetch (49 ms with 50,000 jobs, 2 ms by index).
+ * (`id:retry count`), before which the latter has what went wrong.
+ *
+ * A queue grows faster than its statistics, and a plan from when it was empty would walk it from end to end. So the two that
+ * every delivery takes are left one way only, whatever the planner believes, and planned once: jobs are fetched in the order
+ * of an index (sorting 50,000 took 49 ms, this takes 2), then found again by their place, and finished by their ids. The last
+ * is planned anew each time.
  */
 async function callables(boss: PgBoss): Promise<string> {
   const enqueue = await capture((db) => boss.insert(DELIVERIES, [], { db }))
@@ -187,7 +190,14 @@ async function callables(boss: PgBoss): Promise<string> {
   const fetch = await capture((db) =>
     boss.fetch(DELIVERIES, { batchSize, minPriority: 0, maxPriority: 1, includeMetadata: true, db }),
   )
-  if (!fetch.includes(`LIMIT ${batchSize}`)) throw new Error('this version of pg-boss fetches in another way')
+  const fetchByPlace = [
+    [`LIMIT ${batchSize}`, 'LIMIT $3'],
+    ['SELECT j.id', 'SELECT j.ctid'],
+    ['j.id = next.id', 'j.ctid = next.ctid'],
+  ].reduce((text, [theirs = '', ours = '']) => {
+    if (!text.includes(theirs)) throw new Error('this version of pg-boss fetches in another way')
+    return text.replace(theirs, ours)
+  }, fetch)
   return `
     create or replace function waybill.enqueue(jobs text) returns void language plpgsql as $callable$
     #variable_conflict use_column
@@ -195,13 +205,14 @@ async function callables(boss: PgBoss): Promise<string> {
       ${enqueue};
     end $callable$;
     create or replace function waybill.fetch_due(int, int, int) returns table (id uuid, data jsonb, retry_count int, priority int) language plpgsql
-    set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $callable$
+    set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_hashjoin = off set enable_mergejoin = off set enable_material = off as $callable$
     #variable_conflict use_column
     begin
-      return query with fetched as (${fetch.replace(`LIMIT ${batchSize}`, 'LIMIT $3')}) select id, data, "retryCount", priority from fetched;
+      return query with fetched as (${fetchByPlace}) select id, data, "retryCount", priority from fetched;
     end $callable$;
     create or replace function waybill.finish_jobs(text, uuid[], text[]) returns table (count bigint, ids uuid[]) language plpgsql
-    set plan_cache_mode = force_custom_plan as $callable$
+    set plan_cache_mode = force_generic_plan set enable_seqscan = off as $callable$
     #variable_conflict use_column
     begin
       return query ${finish};

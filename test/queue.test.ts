@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import type postgres from 'postgres'
+import type { Db } from '../src/db.ts'
 import { createDatabase } from './support/database.ts'
 
 test('a job that publishing makes is the same row as one that pg-boss makes', async (t) => {
@@ -29,6 +30,13 @@ test('held deliveries get no job', async (t) => {
   )
 })
 
+/** Of the queue, by this transaction. */
+async function rowsRead(tx: Db): Promise<number> {
+  const [row] = await tx<{ read: number }[]>`
+    select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int as read from pg_stat_xact_user_tables where schemaname = 'pgboss'`
+  return row?.read ?? 0
+}
+
 test('settling failed attempts reads their own jobs, however many others wait in a queue of which no statistics are known', async (t) => {
   const { sql } = await createDatabase(t)
   const others = 3000
@@ -42,20 +50,39 @@ test('settling failed attempts reads their own jobs, however many others wait in
   assert.equal(claimed.length, mine.length)
 
   const { settled, read } = await sql.begin(async (tx) => {
-    const rowsRead = async () => {
-      const [row] = await tx<{ read: number }[]>`
-        select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int as read from pg_stat_xact_user_tables where schemaname = 'pgboss'`
-      return row?.read ?? 0
-    }
-    const before = await rowsRead()
+    const before = await rowsRead(tx)
     const settled = await tx`
       select * from waybill.settle_failed(${mine}::uuid[], ${mine.map((id) => `${id}:0`)}::text[], ${mine.map(() => 3600)}::int[])`
-    return { settled, read: (await rowsRead()) - before }
+    return { settled, read: (await rowsRead(tx)) - before }
   })
   assert.equal(settled.length, mine.length)
   const hour = Date.now() + 3_600_000
   assert.ok(settled.every(({ next_attempt_at }) => Math.abs(next_attempt_at.getTime() - hour) < 60_000))
   assert.ok(read > 0 && read < 10 * mine.length, `${read} rows of the queue were read`)
+})
+
+test('claiming and finishing read their own jobs, by plans from when the queue was known to be empty', async (t) => {
+  const { sql } = await createDatabase(t)
+  const session = await sql.reserve()
+  t.after(() => session.release())
+  const fetch = () => session<{ id: string }[]>`select id from waybill.fetch_due(-10000, 10000, 50)`
+  const finish = (ids: string[]) =>
+    session<
+      { ids: string[] }[]
+    >`select ids from waybill.finish_jobs('deliveries', ${ids}::uuid[], ${ids.map((id) => `${id}:0`)}::text[])`
+  await session`vacuum analyze pgboss.job`
+  assert.equal((await fetch()).length, 0)
+  await finish([])
+
+  const tags = Array.from({ length: 3000 }, (_, n) => n)
+  const queued = await queueAt(sql, tags)
+  await session`begin`
+  const claimed = (await fetch()).map(({ id }) => id)
+  assert.deepEqual(claimed.sort(), queued.slice(0, 50).sort())
+  assert.deepEqual((await finish(claimed))[0]?.ids.sort(), claimed)
+  const read = await rowsRead(session)
+  await session`commit`
+  assert.ok(read > 0 && read < 4 * claimed.length, `${read} rows of the queue were read`)
 })
 
 /** A job of each place, due now; answers with their ids. */
