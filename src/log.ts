@@ -22,5 +22,29 @@ export function createLog(level: string): Log {
       censor: '***',
     },
   }
-  return pino(options, pino.destination({ dest: 1, sync: false, minLength: PAGE_BYTES, periodicFlush: DELAY_MS }))
+  return pino(
+    options,
+    inPages(pino.destination({ dest: 1, sync: false, minLength: PAGE_BYTES, periodicFlush: DELAY_MS })),
+  )
+}
+
+/** The destination measures its whole page anew for each line that it gets, which took half of logging it. */
+function inPages(destination: ReturnType<typeof pino.destination>): pino.DestinationStream {
+  let page = ''
+  let turning: NodeJS.Timeout | undefined
+  const turn = () => {
+    clearTimeout(turning)
+    turning = undefined
+    if (page !== '') destination.write(page)
+    page = ''
+  }
+  // Before the destination's own, which write what it has got by then.
+  process.prependListener('beforeExit', turn).prependListener('exit', turn)
+  return {
+    write(line) {
+      page += line
+      if (page.length >= PAGE_BYTES) turn()
+      else turning ??= setTimeout(turn, DELAY_MS).unref()
+    },
+  }
 }
