@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import { type IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http'
 import type { AppError } from '../errors.ts'
 
 /**
@@ -18,6 +19,26 @@ const SANE_REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/
 /** The id of a request: the client's own when it is sane, else a new one. */
 export const requestIdOf = (given: unknown): string =>
   typeof given === 'string' && SANE_REQUEST_ID.test(given) ? given : randomUUID()
+
+/**
+ * Node's response, with what every answer carries and what is known of its own before it is made. All go out with the head: to
+ * set headers one by one costs twice, and the web's headers around them as much as routing and checking the request.
+ */
+export class Answer extends ServerResponse {
+  readonly requestId: string
+  readonly headers: OutgoingHttpHeaders
+
+  constructor(request: IncomingMessage, options?: object) {
+    // @ts-expect-error Node gives its options too.
+    super(request, options)
+    this.requestId = requestIdOf(request.headers['x-request-id'])
+    this.headers = { ...SECURITY_HEADERS, 'x-request-id': this.requestId }
+  }
+
+  override writeHead(status: number, own?: unknown): this {
+    return super.writeHead(status, { ...this.headers, ...(own as OutgoingHttpHeaders | undefined) })
+  }
+}
 
 /** An error as the client sees it. */
 export const errorBody = (error: AppError) => ({

@@ -34,32 +34,27 @@ const CACHE_MS = 5000
  */
 export function createAuth(pool: Pool, adminKey: string): Auth {
   const adminHash = hashApiKey(adminKey)
-  const cache = new LRUCache<string, Promise<Tenant | null>>({ max: 10_000, ttl: CACHE_MS })
+  const cache = new LRUCache<string, Promise<Tenant>>({ max: 10_000, ttl: CACHE_MS })
 
-  async function lookUp(keyHash: Buffer): Promise<Tenant | null> {
+  async function lookUp(keyHash: Buffer): Promise<Tenant> {
     const [row] = await pool<{ tenant_id: string; limits: TenantLimits }[]>`
       select t.tenant_id, t.limits from waybill.api_keys k join waybill.tenants t using (tenant_id) where k.key_hash = ${keyHash}`
-    return row ? { tenantId: row.tenant_id, limits: row.limits } : null
+    if (row === undefined) throw new AppError('invalid_api_key')
+    return { tenantId: row.tenant_id, limits: row.limits }
   }
 
   return {
-    async tenant(authorization) {
+    tenant(authorization) {
       const key = bearerToken(authorization)
       if (!key.startsWith('wb_live_')) throw new AppError('invalid_api_key')
       const id = hash('sha256', key, 'base64')
-      let known = cache.get(id)
-      if (known === undefined) {
-        known = lookUp(hashApiKey(key))
-        // Unknown keys are not kept: they would let anybody push the known ones out.
-        known.then(
-          (found) => found ?? cache.delete(id),
-          () => cache.delete(id),
-        )
-        cache.set(id, known)
-      }
-      const tenant = await known
-      if (tenant === null) throw new AppError('invalid_api_key')
-      return tenant
+      const known = cache.get(id)
+      if (known !== undefined) return known
+      const asked = lookUp(hashApiKey(key))
+      cache.set(id, asked)
+      // Unknown keys are not kept: they would let anybody push the known ones out.
+      asked.catch(() => cache.delete(id))
+      return asked
     },
     admin(authorization) {
       if (!timingSafeEqual(hashApiKey(bearerToken(authorization)), adminHash)) throw new AppError('invalid_admin_key')

@@ -1,5 +1,20 @@
 /** What a request may wait for the database in all. Clients are promised an answer in 5 s, whatever the database does. */
 const DEADLINE_MS = 4000
+/** How often it is looked at. A timer for each step of a request costs as much as routing it. */
+const LOOK_MS = 100
+
+type Step = { until: number; giveUp: () => void }
+
+const steps = new Set<Step>()
+let looking: NodeJS.Timeout | undefined
+
+function look(): void {
+  const now = performance.now()
+  for (const step of steps) if (now >= step.until) step.giveUp()
+  if (steps.size > 0) return
+  clearInterval(looking)
+  looking = undefined
+}
 
 /**
  * For one request: a function that runs a step of it and rejects when all steps together have taken too long. A step that is
@@ -7,17 +22,31 @@ const DEADLINE_MS = 4000
  */
 export function startDeadline(): <T>(step: () => Promise<T>) => Promise<T> {
   let leftMs = DEADLINE_MS
-  return async (step) => {
-    const began = performance.now()
-    let timer: NodeJS.Timeout | undefined
-    const late = new Promise<never>((_, reject) => {
-      timer = setTimeout(() => reject(new Error('the database has not answered in time')), Math.max(0, leftMs))
+  return (step) =>
+    new Promise((resolve, reject) => {
+      const began = performance.now()
+      const end = () => {
+        steps.delete(entry)
+        leftMs -= performance.now() - began
+      }
+      const entry = {
+        until: began + leftMs,
+        giveUp: () => {
+          end()
+          reject(new Error('the database has not answered in time'))
+        },
+      }
+      steps.add(entry)
+      looking ??= setInterval(look, LOOK_MS)
+      step().then(
+        (value) => {
+          end()
+          resolve(value)
+        },
+        (error) => {
+          end()
+          reject(error)
+        },
+      )
     })
-    try {
-      return await Promise.race([step(), late])
-    } finally {
-      clearTimeout(timer)
-      leftMs -= performance.now() - began
-    }
-  }
 }

@@ -3,7 +3,7 @@ import type { Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
 import { AppError } from '../errors.ts'
-import { errorBody, requestIdOf, SECURITY_HEADERS } from './answer.ts'
+import { Answer, errorBody, requestIdOf, SECURITY_HEADERS } from './answer.ts'
 import type { App } from './route.ts'
 
 export type Listening = {
@@ -30,8 +30,6 @@ const LAST_WORDS_MS = 3000
 
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
 
-const EVERY_ANSWER = Object.entries(SECURITY_HEADERS)
-
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
@@ -48,23 +46,19 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       return refusal(400, 'the request target or the Host header is not valid').response()
     },
   })
-  const onRequest = (request: IncomingMessage, response: ServerResponse) => {
-    // Here, and read from Node's own request: the web's headers around either cost as much as routing and checking it.
-    for (const [name, value] of EVERY_ANSWER) response.setHeader(name, value)
-    const requestId = idOf(request)
-    response.setHeader('x-request-id', requestId)
+  const onRequest = (request: IncomingMessage, response: Answer) => {
     // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
-    if (draining) response.setHeader('connection', 'close')
+    if (draining) response.headers.connection = 'close'
     const isBusy = connections.get(request.socket)?.complete === true
     connections.set(request.socket, request)
     response.once('close', () => {
       if (connections.get(request.socket) === request) connections.set(request.socket, null)
       // An answer that had begun before then leaves its connection open.
-      setImmediate(() => draining && server.closeIdleConnections())
+      if (draining) setImmediate(() => server.closeIdleConnections())
     })
     if (request.headers.host === undefined && request.httpVersionMinor > 0) {
       if (isBusy) request.socket.destroy()
-      else refusal(400, 'must carry a Host header', requestId).end(request.socket)
+      else refusal(400, 'must carry a Host header', response.requestId).end(request.socket)
     } else void answer(request, response)
   }
   const server = createServer(
@@ -77,6 +71,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       requireHostHeader: false,
       // It would take the first of two keys.
       joinDuplicateHeaders: true,
+      ServerResponse: Answer,
     },
     onRequest,
   )

@@ -132,7 +132,7 @@ export function mountPublish(
           const { eventId, deliveryIds, outcome } = result
           log.info(
             {
-              request_id: c.get('requestId'),
+              request_id: c.env.outgoing.requestId,
               tenant_id: tenant.tenantId,
               event_id: eventId,
               event_type: body.event_type,

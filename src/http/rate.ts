@@ -14,15 +14,11 @@ export function createRateLimit(counter: RateCounter, { windowSeconds, limits }:
     if (place.limit === 0) return
     const secondsLeft = Math.max(1, place.secondsLeft)
     const { outgoing } = c.env
-    const set = (name: string, value: number) => {
-      // What was counted too late for its answer still goes on to be logged.
-      if (!outgoing.headersSent) outgoing.setHeader(name, value)
-    }
-    set('x-ratelimit-limit', place.limit)
-    set('x-ratelimit-remaining', Math.max(0, place.limit - place.count))
-    set('x-ratelimit-reset', secondsLeft)
+    outgoing.headers['x-ratelimit-limit'] = place.limit
+    outgoing.headers['x-ratelimit-remaining'] = Math.max(0, place.limit - place.count)
+    outgoing.headers['x-ratelimit-reset'] = secondsLeft
     if (place.count <= place.limit) return
-    set('retry-after', secondsLeft)
+    outgoing.headers['retry-after'] = String(secondsLeft)
     throw new AppError('rate_limited', {
       tenant_id: tenant.tenantId,
       action,

@@ -1,15 +1,19 @@
-import type { HttpBindings } from '@hono/node-server'
+import type { IncomingMessage } from 'node:http'
 import type { OpenAPIHono, RouteConfig, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import { AppError, type FieldProblem } from '../errors.ts'
 import type { RateAction } from '../flow/rate-limit.ts'
+import type { Answer } from './answer.ts'
 import type { Auth, Tenant } from './auth.ts'
 import { expectedBytes, readJson } from './body.ts'
 import { startDeadline } from './deadline.ts'
 import type { RateLimit } from './rate.ts'
 import { createRoom } from './room.ts'
 
-export type Env = { Bindings: HttpBindings; Variables: { requestId: string; tenantId: string | undefined } }
+export type Env = {
+  Bindings: { incoming: IncomingMessage; outgoing: Answer }
+  Variables: { tenantId: string | undefined }
+}
 export type App = OpenAPIHono<Env>
 
 /** The parts of a request that a route may declare schemas for. */
