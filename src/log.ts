@@ -31,12 +31,16 @@ export function createLog(level: string): Log {
 /** The destination measures its whole page anew for each line that it gets, which took half of logging it. */
 function inPages(destination: ReturnType<typeof pino.destination>): pino.DestinationStream {
   let page = ''
-  let turning: NodeJS.Timeout | undefined
+  let waiting: NodeJS.Timeout | undefined
   const turn = () => {
-    clearTimeout(turning)
-    turning = undefined
+    clearTimeout(waiting)
+    waiting = undefined
     if (page !== '') destination.write(page)
     page = ''
+  }
+  const turnAtOnce = () => {
+    turn()
+    destination.flush()
   }
   // Before the destination's own, which write what it has got by then.
   process.prependListener('beforeExit', turn).prependListener('exit', turn)
@@ -44,7 +48,7 @@ function inPages(destination: ReturnType<typeof pino.destination>): pino.Destina
     write(line) {
       page += line
       if (page.length >= PAGE_BYTES) turn()
-      else turning ??= setTimeout(turn, DELAY_MS).unref()
+      else waiting ??= setTimeout(turnAtOnce, DELAY_MS).unref()
     },
   }
 }

@@ -31,7 +31,7 @@ test('deliveries whose jobs were deleted behind the service are all sent after a
     receiver.until(20, { path: '/prompt', timeoutMs: 120_000 }),
     receiver.until(2, { path: '/late', timeoutMs: 120_000 }),
   ])
-  assert.ok(worker.logs.some((line) => line.msg === 'sweep.jobs_recreated'))
+  await waitFor(() => worker.logs.some((line) => line.msg === 'sweep.jobs_recreated'), { what: 'the log to say so' })
   const delivered = async () => (await tenant.call('GET', '/v1/metrics/summary')).body.deliveries_by_status
   await waitFor(async () => (await delivered()).delivered === 21, { what: 'all to be recorded' })
   assert.deepEqual(await delivered(), { pending: 0, retrying: 0, delivered: 21, dead_lettered: 0 })
