@@ -29,7 +29,7 @@ export function createLog(level: string): Log {
 }
 
 /** The destination measures its whole page anew for each line that it gets, which took half of logging it. */
-function inPages(destination: ReturnType<typeof pino.destination>): pino.DestinationStream {
+function inPages(destination: ReturnType<typeof pino.destination>) {
   let page = ''
   let waiting: NodeJS.Timeout | undefined
   const turn = () => {
@@ -42,13 +42,22 @@ function inPages(destination: ReturnType<typeof pino.destination>): pino.Destina
     turn()
     destination.flush()
   }
-  // Before the destination's own, which write what it has got by then.
-  process.prependListener('beforeExit', turn).prependListener('exit', turn)
+  // Before the destination's own, which then writes what it holds: it must not begin a write that nobody waits for.
+  process.prependListener('exit', () => {
+    destination.flushSync()
+    Object.assign(destination, { minLength: Number.MAX_SAFE_INTEGER })
+    turn()
+  })
   return {
-    write(line) {
+    write(line: string) {
       page += line
       if (page.length >= PAGE_BYTES) turn()
       else waiting ??= setTimeout(turnAtOnce, DELAY_MS).unref()
+    },
+    /** For what is fatal. */
+    flushSync() {
+      turn()
+      destination.flushSync()
     },
   }
 }
