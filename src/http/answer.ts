@@ -21,8 +21,9 @@ export const requestIdOf = (given: unknown): string =>
   typeof given === 'string' && SANE_REQUEST_ID.test(given) ? given : randomUUID()
 
 /**
- * Node's response, with what every answer carries and what is known of its own before it is made. All go out with the head: to
- * set headers one by one costs twice, and the web's headers around them as much as routing and checking the request.
+ * Node's response, with the headers that every answer carries and those that are known before it is made. They go out with the
+ * answer's own, all at once: Node takes twice as long where they are set one by one before, and to set them on the web's
+ * response costs as much as routing and checking the request.
  */
 export class Answer extends ServerResponse {
   readonly requestId: string

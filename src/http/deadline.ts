@@ -25,6 +25,7 @@ export function startDeadline(): <T>(step: () => Promise<T>) => Promise<T> {
   return (step) =>
     new Promise((resolve, reject) => {
       const began = performance.now()
+      const running = step()
       const end = () => {
         steps.delete(entry)
         leftMs -= performance.now() - began
@@ -38,7 +39,7 @@ export function startDeadline(): <T>(step: () => Promise<T>) => Promise<T> {
       }
       steps.add(entry)
       looking ??= setInterval(look, LOOK_MS)
-      step().then(
+      running.then(
         (value) => {
           end()
           resolve(value)
