@@ -23,18 +23,25 @@ export function createBatcher<Item, Result>(options: {
   let running = false
   let most = options.max
 
-  async function runBatch(batch: Waiting[]): Promise<void> {
+  /** Answers with what tells those who wait how it went. */
+  async function run(batch: Waiting[]): Promise<() => void> {
     try {
       const results = await options.run(batch.map((entry) => entry.item))
       most = Math.min(2 * most, options.max)
-      batch.forEach((entry, index) => {
-        entry.resolve(results[index] as Result)
-      })
+      return () =>
+        batch.forEach((entry, index) => {
+          entry.resolve(results[index] as Result)
+        })
     } catch (error) {
       if (isTooSlow(error)) most = Math.ceil(batch.length / 2)
-      if (isRetryable(error)) await runBatch(batch)
-      else if (batch.length > 1 && isRefusal(error)) for (const entry of batch) await runBatch([entry])
-      else for (const entry of batch) entry.reject(error)
+      if (isRetryable(error)) return await run(batch)
+      if (batch.length > 1 && isRefusal(error)) {
+        for (const entry of batch) (await run([entry]))()
+        return () => {}
+      }
+      return () => {
+        for (const entry of batch) entry.reject(error)
+      }
     }
   }
 
@@ -42,9 +49,11 @@ export function createBatcher<Item, Result>(options: {
     giveUpLate()
     if (running || waiting.length === 0) return
     running = true
-    void runBatch(takeBatch()).finally(() => {
+    void run(takeBatch()).then((tell) => {
       running = false
+      // The database has the next one while what follows from this one is done.
       next()
+      tell()
     })
   }
 

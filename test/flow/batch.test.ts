@@ -51,6 +51,19 @@ test('items that come together share a batch, and each gets its own result', asy
   assert.deepEqual(sizes, [4])
 })
 
+test('the next batch is under way before anybody learns how the last one went', async () => {
+  const order: string[] = []
+  const submit = createBatcher<number, number>({
+    max: 1,
+    run: async (items) => {
+      order.push(`run ${items}`)
+      return items
+    },
+  })
+  await Promise.all([1, 2].map((item) => submit(item).then(() => order.push(`told ${item}`))))
+  assert.deepEqual(order, ['run 1', 'run 2', 'told 1', 'told 2'])
+})
+
 test('what arrives while a batch runs is the next batch', async () => {
   const { submit, sizes, release } = squaring({ hold: true })
   const first = submit(1)
