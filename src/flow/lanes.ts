@@ -15,6 +15,8 @@ type Lane = {
   started: Map<Claim, number>
   waiting: { claim: Claim; since: number }[]
   arriving: { count: number; until: number }
+  /** Whether deliveries of the endpoint are held. */
+  held: boolean
   window: { since: number; finished: number }
   /** Attempts finished in the last whole window. */
   lastWindow: number
@@ -29,6 +31,8 @@ export type Lanes = {
   takeStale(): Claim[]
   /** All claims that wait; none is waiting afterwards. */
   takeWaiting(): Claim[]
+  /** These are the endpoints of which deliveries are held. */
+  noteHeld(endpointIds: Set<string>): void
   /** `count` deliveries of the endpoint were released and will arrive soon. */
   expect(endpointId: string, count: number): void
   /** Whether it is time to release more: half of what the endpoint can have in hand here, or more, is free. */
@@ -73,6 +77,7 @@ export function createLanes({
         started: new Map(),
         waiting: [],
         arriving: { count: 0, until: 0 },
+        held: false,
         window: { since: clock(), finished: 0 },
         lastWindow: 0,
       }
@@ -138,9 +143,13 @@ export function createLanes({
     admit(claim) {
       const lane = laneOf(claim.endpointId, claim.tenantId)
       const now = clock()
+      // What is bound to a time comes from being held, if late.
+      const isReleased = arriving(lane, now) > 0 || claim.atOnce !== null || claim.startAt !== null
       if (lane.arriving.count > 0) lane.arriving.count--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       if (!isQuick && spareOf(claim.tenantId, now) <= 0) return 'full'
+      // Or what is held, which is older, would find no place as long as others come.
+      if (!isQuick && lane.held && !isReleased && !this.isRoomy(claim.endpointId)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? limitOf(lane, now))
       if (lane.started.size < limit) {
         // A paced one is not under way before its slot.
@@ -182,6 +191,9 @@ export function createLanes({
     },
     takeWaiting() {
       return [...lanes.values()].flatMap((lane) => lane.waiting.splice(0).map(({ claim }) => claim))
+    },
+    noteHeld(endpointIds) {
+      for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId)
     },
     expect(endpointId, count) {
       const lane = laneOf(endpointId)

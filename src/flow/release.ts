@@ -23,24 +23,32 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     log: deps.log,
     async run() {
       // More than one look can hold take turns by chance.
-      const candidates = await pool<{ tenant_id: string; endpoint_id: string }[]>`
-        select s.tenant_id, s.endpoint_id from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
+      const candidates = await pool<{ tenant_id: string; endpoint_id: string; wanted: number }[]>`
+        select s.tenant_id, s.endpoint_id,
+          least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
+        from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
         where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now()) order by random() limit ${MAX_LANES}`
+      lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)))
       // What would find no slot would be held again at once.
       const spare = new Map<string, number>()
-      const hasSpare = (lane: { tenant_id: string; endpoint_id: string }) => {
-        const left = spare.get(lane.tenant_id) ?? lanes.spare(lane.tenant_id)
-        const quick = lanes.busy(lane.endpoint_id) < lanes.pace(lane.endpoint_id)
-        if (!quick) spare.set(lane.tenant_id, left - 1)
-        return quick || left > 0
-      }
-      // Half a lane's worth at least: a statement for each settled attempt would cost more than the attempt.
-      const roomy = candidates.filter((lane) => lanes.isRoomy(lane.endpoint_id) && hasSpare(lane))
+      const roomy = candidates
+        // Half a lane's worth at least: a statement for each settled attempt would cost more than the attempt.
+        .filter((lane) => lanes.isRoomy(lane.endpoint_id))
+        .map(({ tenant_id, endpoint_id, wanted }) => {
+          const busy = lanes.busy(endpoint_id)
+          const room = lanes.room(endpoint_id)
+          if (busy < lanes.pace(endpoint_id)) return { tenant_id, endpoint_id, busy, most: room }
+          const left = spare.get(tenant_id) ?? lanes.spare(tenant_id)
+          const count = Math.min(room - busy, wanted, left)
+          spare.set(tenant_id, left - count)
+          return { tenant_id, endpoint_id, busy, most: busy + count }
+        })
+        .filter(({ busy, most }) => most > busy)
       if (roomy.length === 0) return false
       const released = await pool<{ endpoint_id: string; released: number }[]>`
         select endpoint_id, released from waybill.release_held(
           ${roomy.map((lane) => lane.tenant_id)}::text[], ${roomy.map((lane) => lane.endpoint_id)}::uuid[],
-          ${roomy.map((lane) => lanes.busy(lane.endpoint_id))}::int[], ${roomy.map((lane) => lanes.room(lane.endpoint_id))}::int[], make_interval(secs => ${deps.leaseSeconds}))`
+          ${roomy.map((lane) => lane.busy)}::int[], ${roomy.map((lane) => lane.most)}::int[], make_interval(secs => ${deps.leaseSeconds}))`
       for (const { endpoint_id, released: count } of released) lanes.expect(endpoint_id, count)
       return false
     },

@@ -148,6 +148,32 @@ suite('lanes', () => {
     assert.equal(lanes.isRoomy('e'), true)
   })
 
+  test('while deliveries of a slow endpoint are held, what is new takes half of its lane, and what was released all of it', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    admit('slow', 50)
+    tick(2000)
+    lanes.noteHeld(new Set(['slow']))
+    assert.deepEqual(admit('slow', 1), { start: 0, wait: 0, full: 1 })
+    finish('slow', 30)
+    tick(1)
+    assert.deepEqual(admit('slow', 10), { start: 6, wait: 0, full: 4 })
+    lanes.expect('slow', 10)
+    assert.deepEqual(admit('slow', 20), { start: 10, wait: 0, full: 10 })
+    lanes.noteHeld(new Set())
+    assert.deepEqual(admit('slow', 10), { start: 10, wait: 0, full: 0 })
+  })
+
+  test('what is held of a quick endpoint keeps nothing new from it', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    for (let step = 0; step < 100; step++) {
+      admit('fast', 20)
+      tick(10)
+      finish('fast', 20)
+    }
+    lanes.noteHeld(new Set(['fast']))
+    assert.deepEqual(admit('fast', 200), { start: 50, wait: 150, full: 0 })
+  })
+
   test('an endpoint that recovers gets no more at once than any other', () => {
     const lanes = createLanes({ cap: 1, slots: SLOTS })
     assert.equal(lanes.admit(claimOf('e', { atOnce: 2 })), 'start')
