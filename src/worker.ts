@@ -64,7 +64,7 @@ export async function startWorker(deps: {
   const interrupt = new AbortController()
   /** Ends the waiting of those that have not been sent yet. */
   const closing = new AbortController()
-  const inHand = createInHand({ pool, closing: closing.signal, log })
+  const inHand = createInHand({ pool, slots: deps.concurrency, closing: closing.signal, log })
   const attempts = new Set<Promise<void>>()
   const turn = createTurns(STARTS_A_TURN)
   const chores = new Set<Promise<void>>()
@@ -112,7 +112,11 @@ export async function startWorker(deps: {
       const next = interrupt.signal.aborted ? undefined : lanes.next(claim)
       if (next !== undefined) start(next)
     }
-    const done = attempt(claim, goOn).finally(() => {
+    const answered = () => {
+      inHand.answered(claim)
+      goOn()
+    }
+    const done = attempt(claim, answered).finally(() => {
       attempts.delete(done)
       inHand.letGo([claim])
       goOn()

@@ -16,10 +16,13 @@ const TELL_MS = 1000
  * it is put away unsent. Whatever those cannot do, because the database is away for long, lapses and comes again.
  * `closing` ends what waits.
  */
-export function createInHand(deps: { pool: Pool; closing: AbortSignal; log: Log }) {
+export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSignal; log: Log }) {
   const { pool, closing, log } = deps
   /** With what frees its slot. By claim: when one lapses, this very worker may claim the delivery again. */
   const kept = new Map<ClaimedJob, () => void>()
+
+  /** Those without a slot whose record is still to be stored. */
+  const answered = new Set<ClaimedJob>()
 
   const told = { at: Number.NEGATIVE_INFINITY, since: 0 }
 
@@ -38,7 +41,10 @@ export function createInHand(deps: { pool: Pool; closing: AbortSignal; log: Log 
 
   function letGo(claims: ClaimedJob[]): void {
     freeSlots(claims)
-    for (const claim of claims) kept.delete(claim)
+    for (const claim of claims) {
+      kept.delete(claim)
+      answered.delete(claim)
+    }
   }
 
   /** They stay in hand until they are held: claims that lapse count as attempts whose worker was lost. */
@@ -53,6 +59,16 @@ export function createInHand(deps: { pool: Pool; closing: AbortSignal; log: Log 
   return {
     take(claim: ClaimedJob, freeSlot: () => void = () => {}): void {
       kept.set(claim, freeSlot)
+    },
+
+    /**
+     * The request of one is over: another may go out while this one is recorded. As many as there are slots wait for that; with
+     * more it keeps its slot, so that a database that is slow is not asked for ever more.
+     */
+    answered(claim: ClaimedJob): void {
+      if (answered.size >= deps.slots) return
+      answered.add(claim)
+      freeSlots([claim])
     },
 
     /** They are not in hand any more, and their slots are free. */
