@@ -137,6 +137,8 @@ const zombie: Experiment = {
     await sleep(world.random.integer(0, 1000))
     const at = Date.now()
     sleeper.signal('SIGSTOP')
+    // What it had sent by then arrives.
+    await sleep(100)
     for (const receipt of world.ledger.open()) stolen.add(receipt)
     world.fault(at)
     await world.fleet.start('worker')
