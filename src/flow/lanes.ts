@@ -33,8 +33,13 @@ export type Lanes = {
   takeWaiting(): Claim[]
   /** These are the endpoints of which deliveries are held. */
   noteHeld(endpointIds: Set<string>): void
-  /** `count` deliveries of the endpoint were released and will arrive soon. */
-  expect(endpointId: string, count: number): void
+  /**
+   * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, half of what it can have in hand
+   * here at least, and answers how many; for half a second they start on arrival, whatever has come in between.
+   */
+  reserve(tenantId: string, endpointId: string, wanted: number): number
+  /** `count` of the places that were kept are not needed. */
+  giveBack(endpointId: string, count: number): void
   /** Whether it is time to release more: half of what the endpoint can have in hand here, or more, is free. */
   isRoomy(endpointId: string): boolean
   /** What the endpoint finishes in half a second, as far as is known. */
@@ -89,6 +94,8 @@ export function createLanes({
 
   const arriving = (lane: Lane, now: number) => (lane.arriving.until > now ? lane.arriving.count : 0)
 
+  const inHand = (lane: Lane, now: number) => lane.started.size + lane.waiting.length + arriving(lane, now)
+
   /** Attempts that the endpoint finishes in a window, as far as is known. */
   function paceOf(lane: Lane, now: number): number {
     const age = now - lane.window.since
@@ -100,7 +107,7 @@ export function createLanes({
   }
 
   /** What the endpoint has in hand beyond what it finishes in a window. */
-  const stuckIn = (lane: Lane, now: number) => Math.max(0, lane.started.size + lane.waiting.length - paceOf(lane, now))
+  const stuckIn = (lane: Lane, now: number) => Math.max(0, inHand(lane, now) - paceOf(lane, now))
 
   /** Counted anew every millisecond, and kept up in between. */
   function countStuck(now: number): void {
@@ -131,6 +138,11 @@ export function createLanes({
   /** What may be under way at once. */
   const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
 
+  /** What this process can make use of: what it starts at once, or finishes in half a second. */
+  const roomOf = (lane: Lane, now: number) => Math.max(limitOf(lane, now), paceOf(lane, now))
+
+  const isRoomy = (lane: Lane, now: number) => inHand(lane, now) <= roomOf(lane, now) / 2
+
   /** Nothing has been under way for long: there is no telling yet how fast the endpoint is. */
   function isFresh(lane: Lane, now: number): boolean {
     const [oldest] = lane.started.values()
@@ -143,14 +155,15 @@ export function createLanes({
     admit(claim) {
       const lane = laneOf(claim.endpointId, claim.tenantId)
       const now = clock()
-      // What is bound to a time comes from being held, if late.
-      const isReleased = arriving(lane, now) > 0 || claim.atOnce !== null || claim.startAt !== null
+      const hasPlace = arriving(lane, now) > 0
       if (lane.arriving.count > 0) lane.arriving.count--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
-      if (!isQuick && spareOf(claim.tenantId, now) <= 0) return 'full'
-      // Or what is held, which is older, would find no place as long as others come.
-      if (!isQuick && lane.held && !isReleased && !this.isRoomy(claim.endpointId)) return 'full'
-      const limit = Math.min(cap, claim.atOnce ?? limitOf(lane, now))
+      const isNew = !hasPlace && !isQuick
+      if (isNew && spareOf(claim.tenantId, now) <= 0) return 'full'
+      // Or what is held, which is older, would find no place as long as others come. Probes and what is paced were held, if late.
+      const wasHeld = claim.atOnce !== null || claim.startAt !== null
+      if (isNew && lane.held && !wasHeld && !isRoomy(lane, now)) return 'full'
+      const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
       if (lane.started.size < limit) {
         // A paced one is not under way before its slot.
         lane.started.set(claim, Math.max(now, claim.startAt ?? 0))
@@ -159,7 +172,7 @@ export function createLanes({
         if (claim.atOnce === 1 || lane.waiting.length >= most) return 'full'
         lane.waiting.push({ claim, since: now })
       }
-      if (!isQuick) addStuck(lane, 1)
+      if (isNew) addStuck(lane, 1)
       return lane.started.has(claim) ? 'start' : 'wait'
     },
     next(claim) {
@@ -195,24 +208,29 @@ export function createLanes({
     noteHeld(endpointIds) {
       for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId)
     },
-    expect(endpointId, count) {
-      const lane = laneOf(endpointId)
+    reserve(tenantId, endpointId, wanted) {
+      const lane = laneOf(endpointId, tenantId)
       const now = clock()
+      if (!isRoomy(lane, now)) return 0
+      const before = inHand(lane, now)
+      const isQuick = before < paceOf(lane, now)
+      const count = Math.min(wanted, roomOf(lane, now) - before, isQuick ? Infinity : spareOf(tenantId, now))
+      if (count <= 0) return 0
       lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
+      if (!isQuick) addStuck(lane, count)
+      return count
     },
-    isRoomy(endpointId) {
-      return this.busy(endpointId) <= this.room(endpointId) / 2
+    giveBack(endpointId, count) {
+      const lane = laneOf(endpointId)
+      lane.arriving.count = Math.max(0, lane.arriving.count - count)
     },
+    isRoomy: (endpointId) => isRoomy(laneOf(endpointId), clock()),
     pace: (endpointId) => paceOf(laneOf(endpointId), clock()),
     spare: (tenantId) => spareOf(tenantId, clock()),
     busy(endpointId) {
       const lane = lanes.get(endpointId)
-      return lane === undefined ? 0 : lane.started.size + lane.waiting.length + arriving(lane, clock())
+      return lane === undefined ? 0 : inHand(lane, clock())
     },
-    room(endpointId) {
-      const now = clock()
-      const lane = laneOf(endpointId)
-      return Math.max(limitOf(lane, now), paceOf(lane, now))
-    },
+    room: (endpointId) => roomOf(laneOf(endpointId), clock()),
   }
 }

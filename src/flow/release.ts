@@ -29,27 +29,20 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
         from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
         where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now()) order by random() limit ${MAX_LANES}`
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)))
-      // What would find no slot would be held again at once.
-      const spare = new Map<string, number>()
-      const roomy = candidates
-        // Half a lane's worth at least: a statement for each settled attempt would cost more than the attempt.
-        .filter((lane) => lanes.isRoomy(lane.endpoint_id))
+      const granted = candidates
         .map(({ tenant_id, endpoint_id, wanted }) => {
           const busy = lanes.busy(endpoint_id)
-          const room = lanes.room(endpoint_id)
-          if (busy < lanes.pace(endpoint_id)) return { tenant_id, endpoint_id, busy, most: room }
-          const left = spare.get(tenant_id) ?? lanes.spare(tenant_id)
-          const count = Math.min(room - busy, wanted, left)
-          spare.set(tenant_id, left - count)
-          return { tenant_id, endpoint_id, busy, most: busy + count }
+          return { tenant_id, endpoint_id, busy, most: busy + lanes.reserve(tenant_id, endpoint_id, wanted) }
         })
         .filter(({ busy, most }) => most > busy)
-      if (roomy.length === 0) return false
+      if (granted.length === 0) return false
       const released = await pool<{ endpoint_id: string; released: number }[]>`
         select endpoint_id, released from waybill.release_held(
-          ${roomy.map((lane) => lane.tenant_id)}::text[], ${roomy.map((lane) => lane.endpoint_id)}::uuid[],
-          ${roomy.map((lane) => lane.busy)}::int[], ${roomy.map((lane) => lane.most)}::int[], make_interval(secs => ${deps.leaseSeconds}))`
-      for (const { endpoint_id, released: count } of released) lanes.expect(endpoint_id, count)
+          ${granted.map((lane) => lane.tenant_id)}::text[], ${granted.map((lane) => lane.endpoint_id)}::uuid[],
+          ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.most)}::int[], make_interval(secs => ${deps.leaseSeconds}))`
+      const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
+      for (const { endpoint_id, busy, most } of granted)
+        lanes.giveBack(endpoint_id, most - busy - (counts.get(endpoint_id) ?? 0))
       return false
     },
   })

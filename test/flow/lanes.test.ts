@@ -137,9 +137,9 @@ suite('lanes', () => {
     assert.equal(lanes.busy('e'), 0)
   })
 
-  test('what was released counts until it comes, or half a second long', () => {
+  test('a place that is kept counts until it is taken, or half a second long', () => {
     const { lanes, admit, tick } = setUp()
-    lanes.expect('e', 40)
+    assert.equal(lanes.reserve('e', 'e', 40), 40)
     assert.equal(lanes.isRoomy('e'), false)
     admit('e', 10)
     assert.equal(lanes.busy('e'), 40)
@@ -148,19 +148,43 @@ suite('lanes', () => {
     assert.equal(lanes.isRoomy('e'), true)
   })
 
-  test('while deliveries of a slow endpoint are held, what is new takes half of its lane, and what was released all of it', () => {
+  test('while deliveries of a slow endpoint are held, what is new takes half of its lane and leaves places that are kept', () => {
     const { lanes, admit, finish, tick } = setUp()
     admit('slow', 50)
     tick(2000)
     lanes.noteHeld(new Set(['slow']))
     assert.deepEqual(admit('slow', 1), { start: 0, wait: 0, full: 1 })
-    finish('slow', 30)
+    finish('slow', 40)
     tick(1)
-    assert.deepEqual(admit('slow', 10), { start: 6, wait: 0, full: 4 })
-    lanes.expect('slow', 10)
+    assert.deepEqual(admit('slow', 10), { start: 10, wait: 0, full: 0 })
+    assert.equal(lanes.reserve('slow', 'slow', 10), 10)
+    assert.equal(lanes.reserve('slow', 'slow', 10), 0, 'no more until half is free')
     assert.deepEqual(admit('slow', 20), { start: 10, wait: 0, full: 10 })
     lanes.noteHeld(new Set())
     assert.deepEqual(admit('slow', 10), { start: 10, wait: 0, full: 0 })
+  })
+
+  test('places are kept for no more than all endpoints together have, and each that is kept is there', () => {
+    const { lanes, admit } = setUp()
+    const names = Array.from({ length: 12 }, (_, nth) => `held ${nth}`)
+    const kept = names.map((name) => lanes.reserve(name, name, 1000))
+    assert.ok(kept.reduce((a, b) => a + b) < SLOTS - 4, `${kept}`)
+    assert.deepEqual(
+      names.map((name, nth) => admit(name, kept[nth] ?? 0).start),
+      kept,
+    )
+    assert.equal(admit('healthy', 1).start, 1)
+  })
+
+  test('places for a tenant’s endpoints are kept within its half, and given back', () => {
+    const { lanes, tick } = setUp()
+    const names = Array.from({ length: 12 }, (_, nth) => `held ${nth}`)
+    const keep = () => names.map((name) => lanes.reserve('one', name, 1000)).reduce((a, b) => a + b)
+    assert.equal(keep(), SLOTS / 2)
+    assert.equal(keep(), 0)
+    for (const name of names) lanes.giveBack(name, 1000)
+    tick(1)
+    assert.equal(lanes.spare('one'), SLOTS / 2)
   })
 
   test('what is held of a quick endpoint keeps nothing new from it', () => {
