@@ -1,3 +1,5 @@
+import { Line } from '../line.ts'
+
 /** What a request may wait for the database in all. Clients are promised an answer in 5 s, whatever the database does. */
 const DEADLINE_MS = 4000
 /** How often it is looked at. A timer for each step of a request costs as much as routing it. */
@@ -5,12 +7,12 @@ const LOOK_MS = 100
 
 type Step = { until: number; giveUp: () => void }
 
-const steps = new Set<Step>()
+const steps = new Line<Step>()
 let looking: NodeJS.Timeout | undefined
 
 function look(): void {
   const now = performance.now()
-  for (const step of steps) if (now >= step.until) step.giveUp()
+  for (const step of [...steps]) if (now >= step.until) step.giveUp()
   if (steps.size > 0) return
   clearInterval(looking)
   looking = undefined
@@ -27,17 +29,16 @@ export function startDeadline(): <T>(step: () => Promise<T>) => Promise<T> {
       const began = performance.now()
       const running = step()
       const end = () => {
-        steps.delete(entry)
+        steps.leave(place)
         leftMs -= performance.now() - began
       }
-      const entry = {
+      const place = steps.join({
         until: began + leftMs,
         giveUp: () => {
           end()
           reject(new Error('the database has not answered in time'))
         },
-      }
-      steps.add(entry)
+      })
       looking ??= setInterval(look, LOOK_MS)
       running.then(
         (value) => {
