@@ -60,7 +60,9 @@ export type Lanes = {
  *   finishing has what its pace asks for: it is never slowed;
  * - the endpoints of one tenant that do not turn theirs over, together at most half of what others leave;
  * - others wait here only as long as the endpoint is fast enough to come to them soon; what does not fit is held, so a
- *   slow endpoint fills neither the slots nor the memory.
+ *   slow endpoint fills neither the slots nor the memory;
+ * - while deliveries of a slow endpoint are held, what is new takes at most half of its places, and what was released, oldest
+ *   first, those that were kept for it.
  */
 export function createLanes({
   cap,
