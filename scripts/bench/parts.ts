@@ -165,7 +165,8 @@ export async function measureDrain(bench: Bench, deliveries: number): Promise<Dr
   await untilRecorded(bench)
   const counted = deliveries - before
   // Several take a while to start.
-  if (counted < deliveries / 10) throw new Error('the backlog was gone before all workers ran: without --quick it is larger')
+  if (counted < deliveries / 10)
+    throw new Error('the backlog was gone before all workers ran: without --quick it is larger')
   const cost = await counting(counted)
   await services.stop('worker')
   return {
