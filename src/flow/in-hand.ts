@@ -20,7 +20,6 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   const { pool, closing, log } = deps
   /** With what frees its slot. By claim: when one lapses, this very worker may claim the delivery again. */
   const kept = new Map<ClaimedJob, () => void>()
-
   /** Those without a slot whose record is still to be stored. */
   const answered = new Set<ClaimedJob>()
 
