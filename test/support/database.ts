@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto'
-import postgres from 'postgres'
+import type postgresTypes from 'postgres'
+import { postgres } from '../../src/driver.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
 
 /** The variable through which test/setup.ts tells the test files where its Postgres is. */
@@ -8,7 +9,7 @@ export const TEMPLATE = 'waybill_template'
 /** Long enough to be told from other words in a log. */
 export const PASSWORD = 'test-database-password'
 
-export type TestDatabase = { url: string; sql: postgres.Sql }
+export type TestDatabase = { url: string; sql: postgresTypes.Sql }
 
 /**
  * A database of the test's own, cloned from the migrated template (`template: null`: an empty one), and dropped
