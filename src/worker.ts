@@ -61,7 +61,7 @@ export async function startWorker(deps: {
   userAgent: string
 }): Promise<Worker> {
   const { pool, claims, boss, log, rules } = deps
-  const interrupt = new AbortController()
+  let interrupted = false
   /** Ends the waiting of those that have not been sent yet. */
   const closing = new AbortController()
   const inHand = createInHand({ pool, slots: deps.concurrency, closing: closing.signal, log })
@@ -96,7 +96,7 @@ export async function startWorker(deps: {
       if (claim.startAt !== null) await until(claim.startAt, closing.signal)
       // It may hang, and have no connection yet.
       if (lanes.pace(claim.endpointId) === 0) await turn()
-      const { held } = await deliver(claim, interrupt.signal, answered)
+      const { held } = await deliver(claim, answered)
       if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
     } catch (error) {
       if (error === SHUTTING_DOWN) await inHand.handBack([claim])
@@ -109,7 +109,7 @@ export async function startWorker(deps: {
   /** Attempts a claim, and whatever waits for the same endpoint as soon as the request is over. */
   function start(claim: Claim): void {
     const goOn = () => {
-      const next = interrupt.signal.aborted ? undefined : lanes.next(claim)
+      const next = interrupted ? undefined : lanes.next(claim)
       if (next !== undefined) start(next)
     }
     const answered = () => {
@@ -204,7 +204,10 @@ export async function startWorker(deps: {
     async stop(graceMs) {
       const { promise: tooLate, resolve: giveUp } = Promise.withResolvers<void>()
       const timers = [
-        setTimeout(() => interrupt.abort(SHUTTING_DOWN), graceMs),
+        setTimeout(() => {
+          interrupted = true
+          deps.sender.interrupt(SHUTTING_DOWN)
+        }, graceMs),
         setTimeout(() => {
           log.warn({ deliveries: inHand.all().length }, 'worker.gave_up')
           giveUp()

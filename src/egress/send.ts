@@ -1,5 +1,6 @@
 import { LRUCache } from 'lru-cache'
 import type { Dispatcher } from 'undici'
+import { Line } from '../line.ts'
 import type { AddressRange } from './address.ts'
 import { collectBody } from './body.ts'
 import { openDirectly, openThroughProxy } from './connect.ts'
@@ -37,12 +38,12 @@ export interface SendRequest {
   url: string
   headers: Record<string, string>
   body: string | Uint8Array
-  /** Shutdown. It makes `send` reject with the signal's reason: an interrupted attempt is not a failed one. */
-  signal?: AbortSignal
 }
 
 export interface Sender {
   send(request: SendRequest): Promise<Outcome>
+  /** Ends what is under way, and all that comes: `send` rejects with the reason. An interrupted attempt is not a failed one. */
+  interrupt(reason: Error): void
   /** Closes the unused connections; those in use close when their attempts end. */
   close(): Promise<void>
 }
@@ -78,10 +79,13 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
     },
   })
 
-  function send({ url, headers, body, signal }: SendRequest): Promise<Outcome> {
+  const underWay = new Line<() => void>()
+  let interruption: Error | null = null
+
+  function send({ url, headers, body }: SendRequest): Promise<Outcome> {
     const startedAt = new Date()
     const startedMs = performance.now()
-    if (signal?.aborted) return Promise.reject(signal.reason)
+    if (interruption) return Promise.reject(interruption)
     const target = targets.memo(url)
     if (target === 'blocked') return Promise.resolve(failedAtOnce(startedAt, failure('blocked_destination')))
     const { origin, path } = target
@@ -99,7 +103,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
         if (ended) return false
         ended = true
         clearTimeout(deadline)
-        signal?.removeEventListener('abort', interrupt)
+        underWay.leave(place)
         return true
       }
       const settle = (responseTruncated: boolean, problem: Failure | null) => {
@@ -114,13 +118,12 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
         connection.cancel()
         settle(statusCode !== null, statusCode === null ? failure('timeout') : judgeStatus(statusCode))
       }
-      const interrupt = () => {
+      const deadline = setTimeout(cutOff, timeoutMs)
+      const place = underWay.join(() => {
         if (!end()) return
         connection.cancel()
-        reject(signal?.reason)
-      }
-      const deadline = setTimeout(cutOff, timeoutMs)
-      signal?.addEventListener('abort', interrupt)
+        reject(interruption)
+      })
 
       const dispatch = (using: Connection, mayRetry: boolean) => {
         let reused = false
@@ -180,12 +183,17 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
     })
   }
 
+  function interrupt(reason: Error): void {
+    interruption = reason
+    for (const end of [...underWay]) end()
+  }
+
   async function close(): Promise<void> {
     connections.close()
     resolver.close()
   }
 
-  return { send, close }
+  return { send, interrupt, close }
 }
 
 function judgeStatus(statusCode: number): Failure | null {

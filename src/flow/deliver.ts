@@ -1,5 +1,6 @@
 import type { Outcome, Sender } from '../egress/send.ts'
 import { madeAt } from '../ids.ts'
+import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import type { Claim } from './claim.ts'
 import type { WithPayload } from './payload.ts'
@@ -10,9 +11,8 @@ import { createSpread } from './spread.ts'
 
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when
- * the request is over, resolves once the attempt is recorded, with what followed from it, and rejects with the signal's
- * reason when `signal` interrupts the request, or as `withPayload` does: then there is nothing to record, and the claim
- * should be handed back.
+ * the request is over, resolves once the attempt is recorded, with what followed from it, and rejects when the sender is
+ * interrupted, or as `withPayload` does: then there is nothing to record, and the claim should be handed back.
  */
 export function createDeliver(deps: {
   sender: Sender
@@ -22,11 +22,11 @@ export function createDeliver(deps: {
   headerPrefix: string
   userAgent: string
   log: Log
-}): (claim: Claim, signal: AbortSignal, answered: () => void) => Promise<Recorded> {
+}): (claim: Claim, answered: () => void) => Promise<Recorded> {
   const signedHeaders = createSigner(deps.headerPrefix)
   const spread = createSpread()
 
-  async function send(claim: Claim, payload: string, signal: AbortSignal): Promise<Outcome> {
+  async function send(claim: Claim, payload: string): Promise<Outcome> {
     const body = requestBody(claim, payload)
     const headers = {
       'content-type': 'application/json',
@@ -39,16 +39,16 @@ export function createDeliver(deps: {
         secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, `${claim.tenantId}/${claim.endpointId}`)),
       }),
     }
-    return await deps.sender.send({ url: claim.url, headers, body, signal })
+    return await deps.sender.send({ url: claim.url, headers, body })
   }
 
-  return async function deliver(claim, signal, answered) {
+  return async function deliver(claim, answered) {
     if (!claim.withinQuota) {
       return await deps.record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
     }
     const { sent, outcome } = await deps.withPayload(claim, async (sent, payload) => ({
       sent,
-      outcome: await send(sent, payload, signal),
+      outcome: await send(sent, payload),
     }))
     answered()
     const verdict = judge(outcome, new Date(Date.now() + claim.clockOffsetMs))
@@ -59,9 +59,11 @@ export function createDeliver(deps: {
   }
 }
 
+const isoTime = createIsoTime()
+
 /** The same bytes at every attempt: the payload goes in as its publisher wrote it. */
 function requestBody(claim: Claim, payload: string): string {
-  const timestamp = madeAt(claim.eventId).toISOString()
+  const timestamp = isoTime(madeAt(claim.eventId).getTime())
   return `{"id":"${claim.eventId}","type":"${claim.eventType}","timestamp":"${timestamp}","data":${payload}}`
 }
 
