@@ -1,9 +1,10 @@
 import { pino } from 'pino'
+import { createIsoTime } from './iso-time.ts'
 
 export type Log = pino.Logger
 
 /** A write costs as much as several lines: under load they go out by the page, else after this long. */
-const PAGE_BYTES = 8192
+const PAGE_BYTES = 32_768
 const DELAY_MS = 20
 
 /**
@@ -11,10 +12,11 @@ const DELAY_MS = 20
  * a secret is cut here as a second wall: the first is that no line is given one.
  */
 export function createLog(level: string): Log {
+  const isoTime = createIsoTime()
   const options: pino.LoggerOptions = {
     level,
     base: null,
-    timestamp: pino.stdTimeFunctions.isoTime,
+    timestamp: () => `,"time":"${isoTime(Date.now())}"`,
     formatters: { level: (label) => ({ level: label }) },
     redact: {
       // err.client: what pg hangs on its errors, the whole connection with its secrets.
@@ -24,7 +26,15 @@ export function createLog(level: string): Log {
   }
   return pino(
     options,
-    inPages(pino.destination({ dest: 1, sync: false, minLength: PAGE_BYTES, periodicFlush: DELAY_MS })),
+    inPages(
+      pino.destination({
+        dest: 1,
+        sync: false,
+        minLength: PAGE_BYTES,
+        maxWrite: 2 * PAGE_BYTES,
+        periodicFlush: DELAY_MS,
+      }),
+    ),
   )
 }
 

@@ -1,6 +1,7 @@
 import type { PgBoss } from 'pg-boss'
 import { type Db, type Pool, transact } from '../db.ts'
 import type { Outcome } from '../egress/send.ts'
+import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
 import type { Claim } from './claim.ts'
@@ -83,6 +84,8 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
   })
 }
 
+const isoTime = createIsoTime()
+
 type Stored = { results: Result[]; standings: Standing[]; changes: StateChange[] }
 
 /**
@@ -95,7 +98,7 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
   // The driver takes lists of times as text only, and makes every text in a list of booleans false.
   const startedAt = ({ claim, outcome }: Result) =>
-    outcome ? new Date(outcome.startedAt.getTime() + claim.clockOffsetMs).toISOString() : null
+    outcome ? isoTime(outcome.startedAt.getTime() + claim.clockOffsetMs) : null
   const standings = await sql<(Standing & { settled: string[] })[]>`
     select * from waybill.record(
       ${column(({ claim }) => claim.tenantId)}::text[], ${column(({ claim }) => claim.deliveryId)}::uuid[], ${column(fence)}::text[],
