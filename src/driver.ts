@@ -15,6 +15,8 @@ import { registerHooks } from 'node:module'
  * And each query keeps two functions that are written where they are assigned to properties. V8 takes such ones for something
  * that stays and makes them in the old space, where they hold the query, with all that went into it and came out of it,
  * until the next full collection: a fifth of a worker's time. By way of a variable they are made like everything else.
+ *
+ * And it has the connections of a pool take turns. Here the one that was used last is next: its process has at hand what it needs.
  */
 const CORRECTIONS: Record<string, [wrong: string, right: string][]> = {
   'connection.js': [
@@ -50,7 +52,21 @@ const CORRECTIONS: Record<string, [wrong: string, right: string][]> = {
     this.reject = rejected`,
     ],
   ],
-  'index.js': [['socket          : o.socket,', 'socket          : o.socket,\n    answer_timeout  : o.answer_timeout,']],
+  'index.js': [
+    ['socket          : o.socket,', 'socket          : o.socket,\n    answer_timeout  : o.answer_timeout,'],
+    ['return go(open.shift(), query)', 'return go(open.pop(), query)'],
+  ],
+  'queue.js': [
+    [
+      '    shift: () => {',
+      `    pop: () => {
+      const out = xs.pop()
+      if (index === xs.length) { index = 0; xs = [] }
+      return out
+    },
+    shift: () => {`,
+    ],
+  ],
 }
 
 const uncorrected = new Set(Object.keys(CORRECTIONS))

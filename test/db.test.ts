@@ -48,3 +48,14 @@ test('what went into a query is let go with it, and not only by a full collectio
   observer.disconnect()
   assert.ok(full <= 6, `${full} full collections`)
 })
+
+test('of the connections that are free the one that was used last is next', async (t) => {
+  const { url } = await createDatabase(t)
+  const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 4 })
+  t.after(() => pool.end())
+  const pid = async () => (await pool`select pg_backend_pid() as pid, pg_sleep(0.1)`)[0]?.pid
+  const opened = await Promise.all([pid(), pid(), pid()])
+  assert.equal(new Set(opened).size, 3)
+  const used = [await pid(), await pid(), await pid()]
+  assert.deepEqual(used, [used[0], used[0], used[0]])
+})
