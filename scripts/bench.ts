@@ -9,6 +9,7 @@ import { measureNeighbours, printNeighbours } from './bench/neighbours.ts'
 import {
   type Bench,
   type Beside,
+  backlogFor,
   type Ceiling,
   createCeilings,
   fill,
@@ -133,8 +134,7 @@ async function main(): Promise<void> {
       noteMemory()
     }
   }
-  const wanted = flags.quick ? 25_000 : 62_500
-  if (parts.includes('drain')) waiting = await fill(bench, waiting, wanted)
+  if (parts.includes('drain')) waiting = await fill(bench, waiting, backlogFor(bench))
   if (waiting > 0) {
     say(`drain, ${waiting} deliveries`)
     const deliveries = waiting

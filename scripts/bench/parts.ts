@@ -127,9 +127,10 @@ export async function register(services: Services, receiverPort: number): Promis
   return api_key
 }
 
-/** Lets V8 compile what publishing runs; answers with how many events that took. */
+/** Lets V8 compile what publishing runs, in each process; answers with how many events that took. */
 export async function warmUp(bench: Bench): Promise<number> {
-  const { requests } = await publish(bench, { connections: 64, stop: { count: bench.quick ? 5_000 : 10_000 } })
+  const count = (bench.quick ? 5_000 : 10_000) * bench.services.ports().length
+  const { requests } = await publish(bench, { connections: 64, stop: { count } })
   return requests
 }
 
@@ -146,6 +147,9 @@ export async function measurePublish(bench: Bench, connections: number): Promise
     cost,
   }
 }
+
+/** What waits when the workers start; the more of them, the more of it goes to compile what each runs. */
+export const backlogFor = ({ quick, workers }: Bench) => (quick ? 25_000 : 62_500) * workers
 
 /**
  * Delivering alone: `deliveries` are waiting when the worker starts. The first fifth, while V8 is still compiling what it
@@ -205,7 +209,8 @@ export async function measureBoth(bench: Bench): Promise<BothRun> {
 }
 
 export async function measureFanout(bench: Bench): Promise<FanoutRun> {
-  const events = bench.quick ? 1250 : 2500
+  // As many deliveries as the drain has at least, so that the two compare.
+  const events = backlogFor(bench) / FANOUT
   const result = await publish(bench, { connections: 256, eventType: 'bench.ten', stop: { count: events } })
   const published = result.requests / result.seconds
   const drained = await measureDrain(bench, events * FANOUT)
