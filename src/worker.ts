@@ -16,6 +16,7 @@ import { createPayloads } from './flow/payload.ts'
 import { createRecord } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
 import { startTakingBack } from './flow/take-back.ts'
+import { Line } from './line.ts'
 import type { Log } from './log.ts'
 import { bossDb, DELIVERIES } from './queue.ts'
 import { cacheOpened, type SecretBox } from './secrets.ts'
@@ -65,7 +66,7 @@ export async function startWorker(deps: {
   /** Ends the waiting of those that have not been sent yet. */
   const closing = new AbortController()
   const inHand = createInHand({ pool, slots: deps.concurrency, closing: closing.signal, log })
-  const attempts = new Set<Promise<void>>()
+  const attempts = new Line<Promise<void>>()
   const turn = createTurns(STARTS_A_TURN)
   const chores = new Set<Promise<void>>()
   const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
@@ -117,11 +118,11 @@ export async function startWorker(deps: {
       goOn()
     }
     const done = attempt(claim, answered).finally(() => {
-      attempts.delete(done)
+      attempts.leave(place)
       inHand.letGo([claim])
       goOn()
     })
-    attempts.add(done)
+    const place = attempts.join(done)
   }
 
   /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */

@@ -1,4 +1,5 @@
 import { Client } from 'undici'
+import { Line, type Place } from '../line.ts'
 import { createConnector, type OpenTcp } from './connect.ts'
 
 /**
@@ -18,6 +19,8 @@ export interface Connection {
   readonly client: Client
   /** No request has been written to the present socket yet. */
   fresh: boolean
+  /** While unused, among all that are. */
+  idle: Place<Connection> | null
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
   cancel(): void
 }
@@ -38,7 +41,7 @@ export interface Connections {
  */
 export function createConnections(openTcp: OpenTcp): Connections {
   const idleByOrigin = new Map<string, Connection[]>()
-  const idle = new Set<Connection>()
+  const idle = new Line<Connection>()
   let closed = false
 
   function open(origin: string): Connection {
@@ -60,6 +63,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
       origin,
       client,
       fresh: true,
+      idle: null,
       cancel: () => {
         forget(connection)
         client.destroy(CANCELLED)
@@ -68,7 +72,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
     }
     // While in use, an attempt deals with the loss itself.
     client.on('disconnect', () => {
-      if (idle.has(connection)) connection.cancel()
+      if (connection.idle) connection.cancel()
     })
     return connection
   }
@@ -85,7 +89,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
       connection.cancel()
       return
     }
-    idle.add(connection)
+    connection.idle = idle.join(connection)
     const sameOrigin = idleByOrigin.get(connection.origin)
     if (sameOrigin) sameOrigin.push(connection)
     else idleByOrigin.set(connection.origin, [connection])
@@ -94,7 +98,9 @@ export function createConnections(openTcp: OpenTcp): Connections {
   }
 
   function forget(connection: Connection): void {
-    if (!idle.delete(connection)) return
+    if (connection.idle === null) return
+    idle.leave(connection.idle)
+    connection.idle = null
     const sameOrigin = idleByOrigin.get(connection.origin) ?? []
     const index = sameOrigin.lastIndexOf(connection)
     if (index !== -1) sameOrigin.splice(index, 1)
@@ -103,7 +109,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
 
   function close(): void {
     closed = true
-    for (const connection of idle) connection.cancel()
+    for (const connection of [...idle]) connection.cancel()
   }
 
   return { take, open, give, close }

@@ -1,4 +1,5 @@
 import type { Db, Pool } from '../db.ts'
+import type { Place } from '../line.ts'
 
 /** A claimed job with all that its attempt needs. */
 export type Claim = {
@@ -28,10 +29,17 @@ export type Claim = {
   startAt: number | null
   /** The database's clock minus this process's, in milliseconds. */
   clockOffsetMs: number
+  /** While this process has it in hand (flow/in-hand.ts), how. */
+  hand: Hand | null
+  /** While its request is under way (flow/lanes.ts), since when, by performance.now(). */
+  underWay: Place<number> | null
 }
 
+/** `isAnswered`: its slot is free, and its record is still to be stored. */
+export type Hand = { place: Place<ClaimedJob>; freeSlot: () => void; isAnswered: boolean }
+
 /** What it takes to put a claimed job away. */
-export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job'>
+export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'hand'>
 
 /** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, or gone. */
 export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[] }
@@ -92,6 +100,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
       deliveryId: row.delivery_id,
       endpointId: row.endpoint_id,
       job: { id: row.delivery_id, retryCount: row.retry_count },
+      hand: null,
     }
     if (row.status !== 'pending' && row.status !== 'retrying') claimed.obsolete.push(ids)
     else if (!row.sendable) claimed.hold.push(ids)
@@ -111,6 +120,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
         atOnce: row.at_once,
         startAt: row.slot === null ? null : row.slot - clockOffsetMs - Date.now() + performance.now(),
         clockOffsetMs,
+        underWay: null,
       })
     }
   }

@@ -1,5 +1,6 @@
 import type { Pool } from '../db.ts'
 import { LocalFault } from '../egress/failure.ts'
+import { Line } from '../line.ts'
 import type { Log } from '../log.ts'
 import { MissingKey } from '../secrets.ts'
 import { type Claim, type ClaimedJob, unclaim } from './claim.ts'
@@ -18,10 +19,10 @@ const TELL_MS = 1000
  */
 export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSignal; log: Log }) {
   const { pool, closing, log } = deps
-  /** With what frees its slot. By claim: when one lapses, this very worker may claim the delivery again. */
-  const kept = new Map<ClaimedJob, () => void>()
-  /** Those without a slot whose record is still to be stored. */
-  const answered = new Set<ClaimedJob>()
+  /** By claim: when one lapses, this very worker may claim the delivery again. */
+  const kept = new Line<ClaimedJob>()
+  /** How many of them have no slot while their record is still to be stored. */
+  let answered = 0
 
   const told = { at: Number.NEGATIVE_INFINITY, since: 0 }
 
@@ -35,14 +36,16 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   }
 
   function freeSlots(claims: ClaimedJob[]): void {
-    for (const claim of claims) kept.get(claim)?.()
+    for (const { hand } of claims) hand?.freeSlot()
   }
 
   function letGo(claims: ClaimedJob[]): void {
     freeSlots(claims)
     for (const claim of claims) {
-      kept.delete(claim)
-      answered.delete(claim)
+      if (claim.hand === null) continue
+      kept.leave(claim.hand.place)
+      if (claim.hand.isAnswered) answered--
+      claim.hand = null
     }
   }
 
@@ -57,7 +60,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
   return {
     take(claim: ClaimedJob, freeSlot: () => void = () => {}): void {
-      kept.set(claim, freeSlot)
+      claim.hand = { place: kept.join(claim), freeSlot, isAnswered: false }
     },
 
     /**
@@ -65,15 +68,16 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
      * more it keeps its slot, so that a database that is slow is not asked for ever more.
      */
     answered(claim: ClaimedJob): void {
-      if (answered.size >= deps.slots) return
-      answered.add(claim)
-      freeSlots([claim])
+      if (claim.hand === null || claim.hand.isAnswered || answered >= deps.slots) return
+      claim.hand.isAnswered = true
+      answered++
+      claim.hand.freeSlot()
     },
 
     /** They are not in hand any more, and their slots are free. */
     letGo,
 
-    all: (): ClaimedJob[] => [...kept.keys()],
+    all: (): ClaimedJob[] => [...kept],
 
     /**
      * As if they had never been claimed: an interrupted attempt is not a failed one, and costs no retry. When the database

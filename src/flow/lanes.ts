@@ -1,3 +1,4 @@
+import { Line } from '../line.ts'
 import type { Claim } from './claim.ts'
 
 /** How long a released delivery counts as on its way here: another worker may have claimed it. */
@@ -12,7 +13,7 @@ const STALE = 4
 type Lane = {
   tenantId: string
   /** When each attempt under way was started, oldest first. By claim, not by delivery: one may be claimed twice. */
-  started: Map<Claim, number>
+  started: Line<number>
   waiting: { claim: Claim; since: number }[]
   arriving: { count: number; until: number }
   /** Whether deliveries of the endpoint are held. */
@@ -81,7 +82,7 @@ export function createLanes({
     if (lane === undefined) {
       lane = {
         tenantId,
-        started: new Map(),
+        started: new Line(),
         waiting: [],
         arriving: { count: 0, until: 0 },
         held: false,
@@ -147,7 +148,7 @@ export function createLanes({
 
   /** Nothing has been under way for long: there is no telling yet how fast the endpoint is. */
   function isFresh(lane: Lane, now: number): boolean {
-    const [oldest] = lane.started.values()
+    const [oldest] = lane.started
     return oldest === undefined || now - oldest <= PATIENCE_MS
   }
 
@@ -168,25 +169,26 @@ export function createLanes({
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
       if (lane.started.size < limit) {
         // A paced one is not under way before its slot.
-        lane.started.set(claim, Math.max(now, claim.startAt ?? 0))
+        claim.underWay = lane.started.join(Math.max(now, claim.startAt ?? 0))
       } else {
         const most = Math.max(inPatience(lane, now), isFresh(lane, now) ? share(lane, now) : 0)
         if (claim.atOnce === 1 || lane.waiting.length >= most) return 'full'
         lane.waiting.push({ claim, since: now })
       }
       if (isNew) addStuck(lane, 1)
-      return lane.started.has(claim) ? 'start' : 'wait'
+      return claim.underWay ? 'start' : 'wait'
     },
     next(claim) {
+      if (claim.underWay === null) return undefined
       const lane = laneOf(claim.endpointId)
       const now = clock()
-      const lasted = now - (lane.started.get(claim) ?? now)
-      if (!lane.started.delete(claim)) return undefined
+      lane.started.leave(claim.underWay)
       paceOf(lane, now)
       // What a deadline has ended says nothing about how many more the endpoint could take.
-      if (lasted <= WINDOW_MS) lane.window.finished++
+      if (now - claim.underWay.value <= WINDOW_MS) lane.window.finished++
+      claim.underWay = null
       const entry = lane.waiting.shift()
-      if (entry !== undefined) lane.started.set(entry.claim, now)
+      if (entry !== undefined) entry.claim.underWay = lane.started.join(now)
       return entry?.claim
     },
     takeStale() {
