@@ -36,7 +36,7 @@ export type Claim = {
 }
 
 /** `isAnswered`: its slot is free, and its record is still to be stored. */
-export type Hand = { place: Place<ClaimedJob>; freeSlot: () => void; isAnswered: boolean }
+type Hand = { place: Place<ClaimedJob>; freeSlot: () => void; isAnswered: boolean }
 
 /** What it takes to put a claimed job away. */
 export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'hand'>
