@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
 import { constants, PerformanceObserver } from 'node:perf_hooks'
 import { test } from 'node:test'
+import { promisify } from 'node:util'
 import { openDb } from '../src/db.ts'
 import { createLog } from '../src/log.ts'
 import { createDatabase } from './support/database.ts'
@@ -58,4 +60,14 @@ test('of the connections that are free the one that was used last is next', asyn
   assert.equal(new Set(opened).size, 3)
   const used = [await pid(), await pid(), await pid()]
   assert.deepEqual(used, [used[0], used[0], used[0]])
+})
+
+test('a driver that was loaded before it could be mended fails the start', async () => {
+  const mended = new URL('../src/driver.ts', import.meta.url).href
+  const load = (...modules: string[]) => {
+    const script = modules.map((name) => `await import('${name}')`).join('\n')
+    return promisify(execFile)(process.execPath, ['--input-type=module', '-e', script])
+  }
+  await load(mended, 'postgres')
+  await assert.rejects(load('postgres', mended), /loaded before it could be corrected/)
 })
