@@ -210,6 +210,32 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  test('what is published while a line is emptied does not make a new one', async (t) => {
+    const { sql, receiver, startWorker, tenant } = await start(t)
+    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
+    for (let n = 0; n < 3; n++) await tenant.publish()
+    await sql`delete from pgboss.job where name = 'deliveries'`
+    await sql`update waybill.deliveries set held = true`
+    await sql`update waybill.endpoint_stats set held = 3`
+    let publishing: Promise<unknown> | undefined
+    await sql.begin(async (release) => {
+      await release`
+        select from waybill.release_held(array[${tenant.tenantId}], array[${id}]::uuid[], array[0], array[50], interval '25 seconds')`
+      publishing = tenant.publish()
+      const waits = () =>
+        sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+      await waitFor(async () => (await waits()).length > 0)
+    })
+    await publishing
+    const [waiting] = await sql`
+      select count(*)::int as deliveries, count(*) filter (where held)::int as held from waybill.deliveries where status = 'pending'`
+    assert.deepEqual({ ...waiting }, { deliveries: 4, held: 0 })
+    await startWorker()
+    await receiver.until(4)
+    await settled(sql)
+    await assertBooks(sql)
+  })
+
   test('the queue clock is set back before it runs out, and order is kept', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     await tenant.createEndpoint(receiver.url('/hook'))
