@@ -160,6 +160,8 @@ begin
   -- 5. Who was to stand in line is asked once more, when nobody can move the line: it may be gone by now. Batches of a busy tenant
   -- come one right after the other, so each would find the line that the last one has made, though it is emptied all the time.
   if to_held @> array[true] then
+    -- Before the endpoints' rows, as elsewhere in this function: retention waits for these tables, and others behind it.
+    lock table only waybill.events, only waybill.deliveries in row exclusive mode;
     perform from waybill.endpoint_stats s
     join unnest(to_tenants, to_endpoints, to_held) as m (tenant_id, endpoint_id, held) on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
     where m.held order by s.tenant_id, s.endpoint_id for no key update of s;

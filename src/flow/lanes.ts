@@ -12,7 +12,7 @@ const STALE = 4
 
 type Lane = {
   tenantId: string
-  /** When each attempt under way was started, oldest first. By claim, not by delivery: one may be claimed twice. */
+  /** When each attempt under way was started, oldest first. */
   started: Line<number>
   waiting: { claim: Claim; since: number }[]
   arriving: { count: number; until: number }
