@@ -236,6 +236,25 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  test('what two have queued for an endpoint at the same places counts twice for the places of what comes next', async (t) => {
+    const { sql, receiver, tenant } = await start(t)
+    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
+    await publishMany(sql, tenant.tenantId, 64)
+    let publishing: Promise<unknown> | undefined
+    await sql.begin(async (holder) => {
+      await holder`select from waybill.endpoint_stats where endpoint_id = ${id} for update`
+      publishing = Promise.all([publishMany(sql, tenant.tenantId, 64), publishMany(sql, tenant.tenantId, 64)])
+      const waits = () =>
+        sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+      await waitFor(async () => (await waits()).length === 2)
+    })
+    await publishing
+    const places = await sql<{ last: number; next: number }[]>`
+      select max((data ->> 'tag')::float8) as last, (select tag from waybill.endpoint_stats where endpoint_id = ${id}) as next
+      from pgboss.job where name = 'deliveries'`
+    assert.deepEqual({ ...places[0] }, { last: 2, next: 3 })
+  })
+
   test('the queue clock is set back before it runs out, and order is kept', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     await tenant.createEndpoint(receiver.url('/hook'))

@@ -255,6 +255,32 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     assert.equal((await publish(tenant.call)).status, 429)
   })
 
+  for (const [limit, counter] of [
+    ['events_write_rate', 'rate_windows'],
+    ['monthly_events', 'usage'],
+  ] as const) {
+    test(`of two publishes that both find room under ${limit} and share the last place, one is refused`, async () => {
+      const { sql } = rates.database
+      const { tenant, call } = await rates.newTenant({ [limit]: 2 })
+      assert.equal((await publish(call)).status, 202)
+      let publishing: Promise<Reply[]> | undefined
+      await sql.begin(async (holder) => {
+        await holder`select from ${holder(`waybill.${counter}`)} where tenant_id = ${tenant.tenantId} for update`
+        publishing = Promise.all([publish(call), publish(call)])
+        const waits = () =>
+          sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+        await waitFor(async () => (await waits()).length === 2)
+      })
+      const replies = await publishing!
+      assert.deepEqual(replies.map(({ status }) => status).sort(), [202, 429])
+      const [counted] = await sql`
+        select (select count from waybill.rate_windows where tenant_id = ${tenant.tenantId}) as requests,
+          (select count::int from waybill.usage where tenant_id = ${tenant.tenantId} and metric = 'events') as events,
+          (select count(*)::int from waybill.events where tenant_id = ${tenant.tenantId}) as stored`
+      assert.deepEqual({ ...counted }, { requests: 3, events: 2, stored: 2 })
+    })
+  }
+
   test('a tenant that is created by several at once is created, for each of them', async () => {
     const { admin } = await rates.newTenant()
     for (let round = 0; round < 10; round++) {

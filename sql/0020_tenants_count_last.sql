@@ -1,0 +1,307 @@
+-- As it was, but that a tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted
+-- last. Batches of one tenant came one after the other, however many processes published them. Should others have reached a
+-- limit in between, nothing is stored, and the batch runs again (serialization_failure).
+create or replace function waybill.publish(tenants text[], types text[], payloads text[], keys text[], limits jsonb)
+returns table (item int, outcome text, event_id uuid, delivery_ids uuid[], details jsonb,
+               same_text boolean, original_type text, original_payload text,
+               rate_limit int, rate_count int, window_start timestamptz, window_left int)
+language plpgsql
+-- The same plan serves every batch; making one anew costs more than the batch itself. So it must be right however the
+-- tables grow: rows are looked up by `lateral (… offset 0)`, one index look-up for each.
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  moment constant timestamptz := clock_timestamp();
+  this_month constant date := date_trunc('month', moment at time zone 'utc')::date;
+  window_length constant interval := make_interval(secs => (limits ->> 'window_seconds')::int);
+  this_window constant timestamptz := date_bin(window_length, moment, 'epoch');
+  -- A microsecond apart, so that the order within the batch is the order of the ids.
+  moment_us constant bigint := extract(epoch from moment) * 1000000;
+  ids constant uuid[] := array(select waybill.make_id(moment_us + i) from generate_subscripts(tenants, 1) i order by i);
+  -- Of each tenant in the batch: its requests and its limits, and what has been counted, with them as soon as they are.
+  whose text[];
+  asked int[];
+  rates int[];
+  most_fanout int[];
+  most_events bigint[];
+  most_attempts bigint[];
+  attempts bigint[];
+  counts int[];
+  windows timestamptz[];
+  events bigint[];
+  -- Whether a limit is near, or has been reached for sure.
+  is_near boolean;
+  is_full boolean;
+  counted boolean;
+  -- Null as long as nothing speaks against the request.
+  outcomes text[] := array_fill(null::text, array[cardinality(tenants)]);
+  verdicts text[];
+  reasons jsonb[];
+  taken int;
+  now_serving float8;
+  -- For each kind of event in the batch, each endpoint that it goes to.
+  to_tenants text[];
+  to_types text[];
+  to_endpoints uuid[];
+  to_held boolean[];
+  to_tags float8[];
+  to_steps float8[];
+  -- The deliveries.
+  their_items int[];
+  their_tenants text[];
+  their_ids uuid[];
+  their_endpoints uuid[];
+  their_held boolean[];
+  their_tags float8[];
+  their_steps float8[];
+begin
+  -- 1. Limits as they stand. Who is beyond its rate already needs no further look.
+  select array_agg(tenant_id), array_agg(n), array_agg(rate), array_agg(fanout), array_agg(per_month), array_agg(attempts_per_month),
+    array_agg(tried), array_agg(count), array_agg(window_start), array_agg(published),
+    bool_or(rate > 0 and count + n > rate or published + n > per_month or tried >= attempts_per_month), bool_or(rate > 0 and count >= rate)
+  into whose, asked, rates, most_fanout, most_events, most_attempts, attempts, counts, windows, events, is_near, is_full
+  from (
+    select a.tenant_id, n, coalesce((l ->> 'events_write_rate')::int, (limits ->> 'rate')::int) as rate,
+      coalesce((l ->> 'max_fanout_endpoints')::int, (limits ->> 'fanout')::int) as fanout,
+      coalesce((l ->> 'monthly_events')::bigint, (limits ->> 'monthly_events')::bigint) as per_month,
+      coalesce((l ->> 'monthly_attempts')::bigint, (limits ->> 'monthly_attempts')::bigint) as attempts_per_month,
+      coalesce(m.tried, 0) as tried, coalesce(m.published, 0) as published,
+      case when w.window_start >= this_window then w.count else 0 end as count, greatest(w.window_start, this_window) as window_start
+    from (select tenant_id, count(*)::int as n from unnest(tenants) as u (tenant_id) group by tenant_id order by tenant_id) a
+    cross join lateral (select t.limits as l from waybill.tenants t where t.tenant_id = a.tenant_id offset 0) t
+    left join lateral (
+      select * from waybill.rate_windows w where w.tenant_id = a.tenant_id and w.action = 'events:write' offset 0
+    ) w on true
+    left join lateral (
+      select max(count) filter (where metric = 'events') as published, max(count) filter (where metric = 'attempts') as tried
+      from waybill.usage u where u.tenant_id = a.tenant_id and u.month = this_month offset 0
+    ) m on true
+  ) t;
+  if is_full or array_position(types, null) is not null then
+    select array_agg(case when rate > 0 and count >= rate then 'rate_limited' when event_type is null then 'counted' end order by i)
+    into outcomes
+    from unnest(tenants, types) with ordinality as u (tenant_id, event_type, i)
+    join unnest(whose, rates, counts) as w (tenant_id, rate, count) using (tenant_id);
+  end if;
+
+  -- 2. Idempotency keys. A concurrent batch with the same key is waited for; its event is visible afterwards.
+  with asked as (
+    select * from unnest(tenants, keys, ids, outcomes) as u (tenant_id, key, id, out) where key is not null and out is null
+  ), claimed as (
+    insert into waybill.idempotency_keys (tenant_id, key, event_id) select tenant_id, key, id from asked order by tenant_id, key, id
+    on conflict do nothing returning 1
+  )
+  select (select count(*) from asked) - (select count(*) from claimed) into taken;
+  if taken > 0 then
+    select array_agg(case when out is null and u.key is not null and k.event_id is distinct from id then 'key_taken' else out end order by i)
+    into outcomes
+    from unnest(tenants, keys, ids, outcomes) with ordinality as u (tenant_id, key, id, out, i)
+    left join lateral (
+      select event_id from waybill.idempotency_keys k where k.tenant_id = u.tenant_id and k.key = u.key offset 0
+    ) k on true;
+  end if;
+
+  -- 3. Match. Where deliveries are held, or paced, new ones stand in line behind them.
+  with kinds as materialized (
+    select distinct tenant_id, event_type from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null
+  ), turns as materialized (
+    -- A tenant's turn is shared by its endpoints that have a backlog.
+    select tenant_id, (select greatest(1, count(*)) / 64.0 from waybill.endpoint_stats b
+                       where b.tenant_id = t.tenant_id and b.pending + b.retrying - b.held > 64) as step
+    from (select distinct tenant_id from kinds) t
+  )
+  select array_agg(k.tenant_id), array_agg(k.event_type), array_agg(e.endpoint_id),
+    array_agg(coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null),
+    array_agg(greatest(s.tag, clock.tag)), array_agg(k.step), max(clock.tag)
+  into to_tenants, to_types, to_endpoints, to_held, to_tags, to_steps, now_serving
+  from (select * from kinds join turns using (tenant_id)) k
+  cross join lateral (
+    select * from waybill.endpoints e
+    where e.tenant_id = k.tenant_id and e.is_active and e.subscribed_events && array[k.event_type, '*'] offset 0
+  ) e
+  left join lateral (
+    select * from waybill.endpoint_stats s where s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id offset 0
+  ) s on true
+  cross join waybill.queue_clock clock;
+
+  -- 4. Where something may be refused, and where the endpoints' rows are wanted early, count now; then take back what has been counted
+  -- against the month for what is refused.
+  if cardinality(to_endpoints) > any(most_fanout) then
+    is_near := true;
+  end if;
+  counted := is_near or coalesce(to_held @> array[true], false);
+  if counted then
+    with tallied as (
+      insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
+      select tenant_id, 'events:write', this_window, n from unnest(whose, asked, rates) as a (tenant_id, n, rate) where rate > 0 order by tenant_id
+      on conflict (tenant_id, action) do update set
+        count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
+        window_start = greatest(w.window_start, excluded.window_start)
+      returning tenant_id, window_start, count
+    ), used as (
+      insert into waybill.usage as u (tenant_id, month, metric, count)
+      select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
+      -- Rows of the one table before those of the other.
+      cross join (select count(*) from tallied) before
+      where out is null group by tenant_id order by tenant_id
+      on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
+      returning tenant_id, count
+    )
+    select array_agg(coalesce(t.count, 0) order by tenant_id), array_agg(coalesce(t.window_start, this_window) order by tenant_id),
+      array_agg(coalesce(u.count, 0) order by tenant_id)
+    into counts, windows, events
+    from unnest(whose) as w (tenant_id) left join tallied t using (tenant_id) left join used u using (tenant_id);
+
+    with matched as (
+      select tenant_id, event_type, count(*) as fanout from unnest(to_tenants, to_types) as u (tenant_id, event_type) group by tenant_id, event_type
+    ), sized as (
+      select i, tenant_id, out, coalesce(fanout, 0) as fanout, most_fanout, tried, most_attempts, most_events,
+        rate > 0 and w.count - n + row_number() over (partition by tenant_id order by i) > rate as is_late,
+        published - count(*) filter (where out is null) over (partition by tenant_id) as before
+      from unnest(tenants, types, outcomes) with ordinality as u (tenant_id, event_type, out, i)
+      join unnest(whose, asked, rates, counts, most_fanout, attempts, most_attempts, events, most_events)
+        as w (tenant_id, n, rate, count, most_fanout, tried, most_attempts, published, most_events) using (tenant_id)
+      left join matched using (tenant_id, event_type)
+    ), placed as (
+      select *, row_number() over (
+        partition by tenant_id, out is null and not is_late and fanout <= most_fanout and tried < most_attempts order by i) as nth from sized
+    ), judged as (
+      select i, case
+          when is_late then array['rate_limited', null]
+          when out is not null then array[out, null]
+          when fanout > most_fanout then array['fanout', jsonb_build_object('limit', most_fanout, 'current', fanout)::text]
+          when tried >= most_attempts then array['monthly_attempts', jsonb_build_object('limit', most_attempts, 'current', tried, 'month', this_month)::text]
+          when before + nth > most_events then array['monthly_events', jsonb_build_object('limit', most_events, 'month', this_month,
+            'current', greatest(before, least(before + nth - 1, most_events)))::text] end as verdict
+      from placed
+    )
+    select array_agg(verdict[1] order by i), array_agg(verdict[2]::jsonb order by i) into verdicts, reasons from judged;
+    update waybill.usage u set count = u.count - refused.n
+    from (select tenant_id, count(*) as n from unnest(tenants, outcomes, verdicts) as u (tenant_id, out, verdict)
+          where out is null and verdict is not null group by tenant_id) refused
+    where u.tenant_id = refused.tenant_id and u.month = this_month and u.metric = 'events';
+    delete from waybill.idempotency_keys k using unnest(tenants, keys, ids, verdicts) as u (tenant_id, key, id, verdict)
+    where k.tenant_id = u.tenant_id and k.key = u.key and k.event_id = u.id and verdict is not null;
+    outcomes := verdicts;
+  end if;
+
+  -- 5. Who was to stand in line is asked once more, when nobody can move the line: it may be gone by now. Batches of a busy tenant
+  -- come one right after the other, so each would find the line that the last one has made, though it is emptied all the time.
+  if to_held @> array[true] then
+    -- Before the endpoints' rows, as elsewhere in this function: retention waits for these tables, and others behind it.
+    lock table only waybill.events, only waybill.deliveries in row exclusive mode;
+    perform from waybill.endpoint_stats s
+    join unnest(to_tenants, to_endpoints, to_held) as m (tenant_id, endpoint_id, held) on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
+    where m.held order by s.tenant_id, s.endpoint_id for no key update of s;
+    select array_agg(m.held and (coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null) order by i)
+    into to_held
+    from unnest(to_tenants, to_endpoints, to_held) with ordinality as m (tenant_id, endpoint_id, held, i)
+    left join lateral (
+      select * from waybill.endpoints e where e.tenant_id = m.tenant_id and e.endpoint_id = m.endpoint_id offset 0
+    ) e on true
+    left join lateral (
+      select * from waybill.endpoint_stats s where s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id offset 0
+    ) s on true;
+  end if;
+
+  -- 6. Store.
+  insert into waybill.events (tenant_id, event_id, event_type, payload, idempotency_key, delivery_count)
+  select tenant_id, id, event_type, payload, key, coalesce(m.fanout, 0)
+  from unnest(tenants, ids, types, payloads, keys, outcomes) as u (tenant_id, id, event_type, payload, key, out)
+  left join (select tenant_id, event_type, count(*)::int as fanout from unnest(to_tenants, to_types) as u (tenant_id, event_type)
+             group by tenant_id, event_type) m using (tenant_id, event_type)
+  where out is null;
+  with due as materialized (
+    select i::int as i, tenant_id, id as event_id, event_type, endpoint_id, held, waybill.make_delivery_id(id) as delivery_id,
+      tag + step * row_number() over (partition by tenant_id, endpoint_id order by i) as tag, step
+    from unnest(tenants, ids, types, outcomes) with ordinality as u (tenant_id, id, event_type, out, i)
+    join unnest(to_tenants, to_types, to_endpoints, to_held, to_tags, to_steps) as m (tenant_id, event_type, endpoint_id, held, tag, step)
+      using (tenant_id, event_type)
+    where out is null
+  ), delivering as (
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at)
+    select tenant_id, delivery_id, event_id, endpoint_id, event_type, held, case when not held then moment end, moment from due
+  )
+  select array_agg(i), array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(held), array_agg(tag), array_agg(step)
+  into their_items, their_tenants, their_ids, their_endpoints, their_held, their_tags, their_steps from due;
+
+  -- 7. Queue what is not held. One notification a batch, since it takes a global lock at commit.
+  if their_held @> array[false] then
+    perform waybill.enqueue_new(their_tenants, their_ids, their_tags, their_held);
+    perform pg_notify('waybill_due', '');
+  end if;
+  if their_held @> array[true] then perform pg_notify('waybill_held', ''); end if;
+
+  -- 8. Count what has not been counted, and the deliveries, tenants' rows before the endpoints': from here on other batches of the same
+  -- tenants wait. An endpoint's tag moves on by what has been queued for it here, also where another batch has queued at the same tags.
+  with tallied as (
+    insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
+    select tenant_id, 'events:write', this_window, n from unnest(whose, asked, rates) as a (tenant_id, n, rate)
+    where rate > 0 and not counted order by tenant_id
+    on conflict (tenant_id, action) do update set
+      count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
+      window_start = greatest(w.window_start, excluded.window_start)
+    returning tenant_id, window_start, count
+  ), used as (
+    insert into waybill.usage as u (tenant_id, month, metric, count)
+    select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
+    cross join (select count(*) from tallied) before
+    where out is null and not counted group by tenant_id order by tenant_id
+    on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
+    returning tenant_id, count
+  ), noted as (
+    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, tag)
+    select d.tenant_id, d.endpoint_id, count(*), count(*) filter (where d.held),
+      coalesce(now_serving + sum(d.step) filter (where not d.held), 0)
+    from unnest(their_tenants, their_endpoints, their_held, their_steps) as d (tenant_id, endpoint_id, held, step)
+    cross join (select count(*) from used) before
+    group by d.tenant_id, d.endpoint_id order by d.tenant_id, d.endpoint_id
+    on conflict (tenant_id, endpoint_id) do update set
+      pending = s.pending + excluded.pending, held = s.held + excluded.held,
+      tag = case when excluded.tag > 0 then greatest(s.tag, now_serving) + excluded.tag - now_serving else s.tag end
+  )
+  select array_agg(coalesce(t.count, w.count) order by tenant_id), array_agg(coalesce(t.window_start, w.window_start) order by tenant_id),
+    bool_or(t.count > rate or u.count > most)
+  into counts, windows, is_full
+  from unnest(whose, rates, counts, windows, most_events) as w (tenant_id, rate, count, window_start, most)
+  left join tallied t using (tenant_id) left join used u using (tenant_id);
+  if is_full then
+    raise serialization_failure using message = 'others have reached a limit meanwhile';
+  end if;
+
+  -- 9. Answer. Only a taken key needs a look at what was there before.
+  if taken = 0 then
+    return query
+    select i::int, coalesce(out, 'accepted'), id, case when out is null then coalesce(d.ids, '{}') end, reason, null::boolean, null::text, null::text,
+      rates[w], case when rates[w] > 0 then counts[w] - asked[w] + nth else 0 end::int, windows[w],
+      ceil(extract(epoch from windows[w] + window_length - moment))::int
+    from (
+      select *, array_position(whose, tenant_id) as w, row_number() over (partition by tenant_id order by i) as nth
+      from unnest(tenants, outcomes, ids, reasons) with ordinality as u (tenant_id, out, id, reason, i)
+    ) u
+    left join (select i, array_agg(id order by id) as ids from unnest(their_items, their_ids) as d (i, id) group by i) d using (i)
+    order by i;
+    return;
+  end if;
+  return query
+  select i::int, case when out = 'key_taken' and o.event_id is null then 'try_again' else coalesce(out, 'accepted') end, coalesce(o.event_id, id),
+    case when out is null then array(select d.id from unnest(their_items, their_ids) as d (i, id) where d.i = u.i order by 1)
+         when o.event_id is not null then array(select d.delivery_id from waybill.deliveries d
+           where d.tenant_id = u.tenant_id and d.event_id = o.event_id
+             and d.delivery_id between waybill.first_delivery_id(o.event_id) and waybill.last_delivery_id(o.event_id) order by 1) end,
+    reason, o.same_text, case when not o.same_text then o.event_type end, case when not o.same_text then o.payload end,
+    rates[w], case when rates[w] > 0 then counts[w] - asked[w] + nth else 0 end::int, windows[w],
+    ceil(extract(epoch from windows[w] + window_length - moment))::int
+  from (
+    select *, array_position(whose, tenant_id) as w, row_number() over (partition by tenant_id order by i) as nth
+    from unnest(tenants, types, payloads, keys, outcomes, ids, reasons) with ordinality as u (tenant_id, event_type, payload, key, out, id, reason, i)
+  ) u
+  left join lateral (
+    select e.event_id, e.event_type, e.payload, e.event_type = u.event_type and e.payload = u.payload as same_text
+    from waybill.idempotency_keys k
+    cross join lateral (select * from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id offset 0) e
+    where out = 'key_taken' and k.tenant_id = u.tenant_id and k.key = u.key
+  ) o on true
+  order by i;
+end $$;
