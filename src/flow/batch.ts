@@ -1,11 +1,16 @@
 import { isRefusal, isRetryable, isTooSlow } from '../db.ts'
 
+/** A batch that took longer waited for others, in front of the database or of its locks. */
+const BUSY_MS = 10
+const PAUSE_MS = 5
+
 /**
- * Natural batches: whatever arrived while the last batch ran is the next batch, so nothing waits for a timer; alone, an
- * item is a batch of one. `run` gets 1 to `max` items and answers with one result per item, in order; after a batch that took
- * the database too long, half as many, for it would take too long again. When the database refuses a batch, its items run one
- * by one, so that a bad one fails alone. Who has waited for longer than `patienceMs` is rejected: nobody waits for the answer
- * any more, and those who do come sooner.
+ * Natural batches: whatever arrived while the last batch ran is the next batch; alone, an item is a batch of one. Nothing waits
+ * for a timer, but where the database is busy with others' batches: fewer and larger ones do it good, and everybody is served
+ * sooner. `run` gets 1 to `max` items and answers with one result per item, in order; after a batch that took the database too
+ * long, half as many, for it would take too long again. When the database refuses a batch, its items run one by one, so that a
+ * bad one fails alone. Who has waited for longer than `patienceMs` is rejected: nobody waits for the answer any more, and those
+ * who do come sooner.
  */
 export function createBatcher<Item, Result>(options: {
   max: number
@@ -49,12 +54,21 @@ export function createBatcher<Item, Result>(options: {
     giveUpLate()
     if (running || waiting.length === 0) return
     running = true
-    void run(takeBatch()).then((tell) => {
-      running = false
+    const begun = performance.now()
+    const batch = takeBatch()
+    const tookAll = waiting.length === 0
+    void run(batch).then((tell) => {
+      const isBusy = tookAll && performance.now() - begun > BUSY_MS
+      if (isBusy && waiting.length > 0 && waiting.length < most) setTimeout(goOn, PAUSE_MS)
       // The database has the next one while what follows from this one is done.
-      next()
+      else goOn()
       tell()
     })
+  }
+
+  function goOn(): void {
+    running = false
+    next()
   }
 
   function takeBatch(): Waiting[] {

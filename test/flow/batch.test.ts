@@ -3,6 +3,7 @@ import { after, test } from 'node:test'
 import { postgres } from '../../src/driver.ts'
 import { createBatcher } from '../../src/flow/batch.ts'
 import { createDatabase } from '../support/database.ts'
+import { waitFor } from '../support/wait.ts'
 
 const { sql } = await createDatabase({ after })
 
@@ -75,6 +76,21 @@ test('what arrives while a batch runs is the next batch', async () => {
   assert.deepEqual(sizes, [1, 3])
 })
 
+test('after a batch that took long, what waits is joined by what comes next', async () => {
+  const { submit, sizes, release } = squaring({ hold: true })
+  const begun = performance.now()
+  const first = submit(1)
+  const third = first.then(() => submit(3))
+  await release()
+  await waitFor(() => performance.now() - begun > 10)
+  const second = submit(2)
+  await release()
+  await waitFor(() => sizes.length === 2)
+  await release()
+  assert.deepEqual(await Promise.all([first, second, third]), [1, 4, 9])
+  assert.deepEqual(sizes, [1, 2])
+})
+
 test('a batch holds at most the maximum, and one runs at a time', async () => {
   const { submit, sizes, release, mostRunning } = squaring({ max: 3, hold: true })
   const all = Promise.all(Array.from({ length: 10 }, (_, n) => submit(n)))
@@ -98,6 +114,7 @@ test('who has waited for too long is rejected and not run, and those who came la
   const fresh = submit(3)
   await release()
   await late
+  await waitFor(() => sizes.length === 2)
   await release()
   assert.deepEqual([await first, await fresh], [1, 9])
   assert.deepEqual(sizes, [1, 1])
