@@ -129,7 +129,7 @@ export async function register(services: Services, receiverPort: number): Promis
 
 /** Lets V8 compile what publishing runs, in each process; answers with how many events that took. */
 export async function warmUp(bench: Bench): Promise<number> {
-  const count = (bench.quick ? 5_000 : 10_000) * bench.services.ports().length
+  const count = (bench.quick ? 10_000 : 20_000) * bench.services.ports().length
   const { requests } = await publish(bench, { connections: 64, stop: { count } })
   return requests
 }
