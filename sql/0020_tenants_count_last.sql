@@ -1,6 +1,7 @@
 -- As it was, but that a tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted
 -- last. Batches of one tenant came one after the other, however many processes published them. Should others have reached a
--- limit in between, nothing is stored, and the batch runs again (serialization_failure).
+-- limit in between, nothing is stored, and the batch runs again (serialization_failure). Either way rows are taken in this order
+-- of the tables, also by all other writers: idempotency_keys, rate_windows, usage, deliveries, attempt_counts, endpoint_stats.
 create or replace function waybill.publish(tenants text[], types text[], payloads text[], keys text[], limits jsonb)
 returns table (item int, outcome text, event_id uuid, delivery_ids uuid[], details jsonb,
                same_text boolean, original_type text, original_payload text,
