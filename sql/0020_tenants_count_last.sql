@@ -1,7 +1,8 @@
 -- As it was, but that a tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted
 -- last. Batches of one tenant came one after the other, however many processes published them. Should others have reached a
--- limit in between, nothing is stored, and the batch runs again (serialization_failure). Either way rows are taken in this order
--- of the tables, also by all other writers: idempotency_keys, rate_windows, usage, deliveries, attempt_counts, endpoint_stats.
+-- limit in between, nothing is stored, and the batch runs again (serialization_failure). Either way the tables come before
+-- the counters' rows, and rows, as all other writers take them, in this order: idempotency_keys, rate_windows, usage, deliveries,
+-- attempt_counts, endpoint_stats.
 create or replace function waybill.publish(tenants text[], types text[], payloads text[], keys text[], limits jsonb)
 returns table (item int, outcome text, event_id uuid, delivery_ids uuid[], details jsonb,
                same_text boolean, original_type text, original_payload text,
@@ -133,6 +134,8 @@ begin
   end if;
   counted := is_near or coalesce(to_held @> array[true], false);
   if counted then
+    -- Before the rows, as where they come last: who waits for these tables for itself has others wait behind it.
+    lock table only waybill.events, only waybill.deliveries in row exclusive mode;
     with tallied as (
       insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
       select tenant_id, 'events:write', this_window, n from unnest(whose, asked, rates) as a (tenant_id, n, rate) where rate > 0 order by tenant_id
@@ -190,11 +193,10 @@ begin
   -- 5. Who was to stand in line is asked once more, when nobody can move the line: it may be gone by now. Batches of a busy tenant
   -- come one right after the other, so each would find the line that the last one has made, though it is emptied all the time.
   if to_held @> array[true] then
-    -- Before the endpoints' rows, as elsewhere in this function: retention waits for these tables, and others behind it.
-    lock table only waybill.events, only waybill.deliveries in row exclusive mode;
+    -- All of them, or those that follow would be locked out of order when they are counted.
     perform from waybill.endpoint_stats s
-    join unnest(to_tenants, to_endpoints, to_held) as m (tenant_id, endpoint_id, held) on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
-    where m.held order by s.tenant_id, s.endpoint_id for no key update of s;
+    join unnest(to_tenants, to_endpoints) as m (tenant_id, endpoint_id) on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
+    order by s.tenant_id, s.endpoint_id for no key update of s;
     select array_agg(m.held and (coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null) order by i)
     into to_held
     from unnest(to_tenants, to_endpoints, to_held) with ordinality as m (tenant_id, endpoint_id, held, i)
