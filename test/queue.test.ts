@@ -30,10 +30,11 @@ test('held deliveries get no job', async (t) => {
   )
 })
 
-/** Of the queue, by this transaction. */
-async function rowsRead(tx: Db): Promise<number> {
+/** Of the queue, or of other tables, by this transaction. */
+async function rowsRead(tx: Db, tables = 'pgboss.%'): Promise<number> {
   const [row] = await tx<{ read: number }[]>`
-    select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int as read from pg_stat_xact_user_tables where schemaname = 'pgboss'`
+    select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int as read from pg_stat_xact_user_tables
+    where schemaname || '.' || relname like ${tables}`
   return row?.read ?? 0
 }
 
@@ -83,6 +84,35 @@ test('claiming and finishing read their own jobs, by plans from when the queue w
   const read = await rowsRead(session)
   await session`commit`
   assert.ok(read > 0 && read < 4 * claimed.length, `${read} rows of the queue were read`)
+})
+
+test('recording reads its own deliveries, by a plan from when there were none', async (t) => {
+  const { sql } = await createDatabase(t)
+  const session = await sql.reserve()
+  t.after(() => session.release())
+  const record = (ids: string[]) => session`
+    select settled from waybill.record(${ids.map(() => 'acme')}::text[], ${ids}::uuid[], null, ${ids.map(() => randomUUID())}::uuid[],
+      ${ids.map(() => 'https://acme.example/')}::text[], ${ids.map(() => 1)}::int[], ${ids.map(() => 0)}::int[], ${ids.map(() => 'pending')}::waybill.delivery_status[],
+      ${ids.map(() => 'delivered')}::waybill.delivery_status[], null, null, ${ids.map(() => new Date().toISOString())}::text[]::timestamptz[],
+      ${ids.map(() => 5)}::int[], ${ids.map(() => 200)}::smallint[], null, null, null, ${ids.map(() => 'false')}::text[]::boolean[])`
+  await session`vacuum analyze waybill.deliveries`
+  await record([])
+
+  const all = await session<{ id: string }[]>`
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, updated_at)
+    select 'acme', waybill.make_delivery_id(id), id, gen_random_uuid(), 'order.paid', now()
+    from (select waybill.make_id(clock_timestamp()) as id from generate_series(1, 3000)) e returning delivery_id as id`
+  const some = all.map(({ id }) => id).filter((_, nth) => nth % 60 === 0)
+  await session`begin`
+  const before = await rowsRead(session, 'waybill.deliveries%')
+  assert.equal((await record(some)).length, some.length)
+  const read = (await rowsRead(session, 'waybill.deliveries%')) - before
+  await session`commit`
+  assert.ok(read > 0 && read < 3 * some.length, `${read} deliveries were read`)
+  const [{ delivered } = { delivered: 0 }] = await sql<
+    { delivered: number }[]
+  >`select count(*)::int as delivered from waybill.deliveries where status = 'delivered'`
+  assert.equal(delivered, some.length)
 })
 
 /** A job of each place, due now; answers with their ids. */

@@ -1,0 +1,272 @@
+-- What a batch costs the database, whatever is in it: planning, and room in indexes. Together a sixth of what a delivery cost it.
+
+-- As it was, but for room in the index.
+create or replace function waybill.make_partitions(days int) returns void language plpgsql as $$
+declare
+  kind text;
+  day date;
+  part text;
+begin
+  perform pg_advisory_xact_lock(hashtext('waybill.make_partitions'));
+  perform set_config('lock_timeout', '200ms', true);
+  for day in select d::date from generate_series((now() at time zone 'utc')::date - 1, (now() at time zone 'utc')::date + days, interval '1 day') d loop
+    begin
+      foreach kind in array array['events', 'deliveries', 'attempts'] loop
+        part := format('%s_%s', kind, to_char(day, 'YYYYMMDD'));
+        continue when to_regclass('waybill.' || part) is not null;
+        execute format('create table waybill.%I (like waybill.%I including all)', part, kind);
+        if kind = 'deliveries' then
+          -- Every delivery is updated at least once: room in the page keeps the new version beside the old one, and its place in the
+          -- index beside the old one's, or each full page of that would be cleaned and split.
+          execute format('alter table waybill.%I set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05)', part);
+          execute format('alter index waybill.%I set (fillfactor = 50)', part || '_pkey');
+        end if;
+        execute format('alter table waybill.%I attach partition waybill.%I for values from (%L) to (%L)', kind, part,
+          waybill.first_id(day::timestamp at time zone 'utc'), waybill.first_id((day + 1)::timestamp at time zone 'utc'));
+      end loop;
+    exception
+      when check_violation then
+        raise warning 'no partitions for %: the default partition has rows of that day', day;
+      when lock_not_available then
+        raise warning 'no partitions from % on yet: another transaction reads the default partition', day;
+        -- It would make the next day wait as well.
+        exit;
+    end;
+  end loop;
+end $$;
+
+do $$
+declare
+  part text;
+begin
+  for part in select inhrelid::regclass from pg_inherits where inhparent = 'waybill.deliveries'::regclass loop
+    execute format('alter index %s_pkey set (fillfactor = 50)', part);
+  end loop;
+end $$;
+
+-- As it was, but that a claim is not sorted to find out which of them go beyond the quota, unless some do. Claims at most `most` due
+-- jobs, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts where claiming had got to a
+-- moment ago. Every one that may be sent is counted against its tenant's month here, before it is sent, so that the quota
+-- holds however many workers claim at once; what goes beyond it (within_quota) is not an attempt and is taken out again when
+-- it is recorded. `sendable` is false where the endpoint takes nothing now; status is null where the delivery is gone.
+create or replace function waybill.claim(retries boolean, thorough boolean, most int, monthly_attempts bigint)
+returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, status waybill.delivery_status, attempt_count int,
+               earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, url text, signing_secret bytea,
+               previous_secret bytea, at_once int, sendable boolean, within_quota boolean, now timestamptz)
+language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  -- Retries stand below every first attempt (waybill.retry_priority).
+  last_first constant int := -1399999999;
+  tenants text[];
+  ids uuid[];
+  -- What the partitions that they are in are found by.
+  first_id uuid;
+  last_id uuid;
+  tries int[];
+  slots float8[];
+  newest float8;
+  lowest int;
+  top int;
+begin
+  select case
+      when thorough then case when retries then last_first - 1 else 2147483647 end
+      when retries then least(last_first - 1, greatest(old_retry, waybill.retry_priority(now())))
+      -- The clock itself may have been set back (waybill.rebase_queue).
+      else -floor(least(old_tag, tag))::int
+    end
+  into top from waybill.claim_marks, waybill.queue_clock;
+  select array_agg(data ->> 'tenant_id' order by id), array_agg(id order by id), array_agg(retry_count order by id),
+    array_agg((data ->> 'slot')::float8 order by id), max((data ->> 'tag')::float8), min(priority)
+  into tenants, ids, tries, slots, newest, lowest
+  from waybill.fetch_due(case when retries then waybill.retry_priority(now()) else last_first end, top, most);
+  if ids is null then return; end if;
+  first_id := waybill.first_delivery_id(ids[1]);
+  last_id := waybill.last_delivery_id(ids[cardinality(ids)]);
+
+  return query
+  with found as materialized (
+    select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, e.payload, d.endpoint_id, p.url, p.signing_secret,
+      case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
+      case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once,
+      d.status in ('pending', 'retrying') and p.is_active
+        and (s.breaker is distinct from 'open' or s.probing = d.delivery_id)
+        -- A slot is good for one attempt, and a worker that comes late to it must not crowd those of the next ones.
+        and (p.max_per_second is null or coalesce(j.slot > extract(epoch from now()) * 1000 - 250, false))
+        -- An endpoint that is ordered since a moment ago has more than one in the queue.
+        and (not p.ordered or waybill.is_oldest(d.tenant_id, d.endpoint_id, d.delivery_id)) as sendable
+    from unnest(tenants, ids, tries, slots) as j (tenant_id, delivery_id, retry_count, slot)
+    left join lateral (
+      select * from waybill.deliveries d where d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
+        and d.delivery_id between first_id and last_id offset 0
+    ) d on true
+    left join lateral (
+      select payload from waybill.events e where e.tenant_id = d.tenant_id and e.event_id = d.event_id
+        and e.event_id between first_id and last_id offset 0
+    ) e on true
+    left join lateral (
+      select * from waybill.endpoints p where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id offset 0
+    ) p on true
+    left join lateral (
+      select * from waybill.endpoint_stats s where s.tenant_id = d.tenant_id and s.endpoint_id = d.endpoint_id offset 0
+    ) s on true
+  ), counted as (
+    insert into waybill.usage as u (tenant_id, month, metric, count)
+    select tenant_id, date_trunc('month', now() at time zone 'utc')::date, 'attempts', count(*)
+    from found where sendable group by tenant_id order by tenant_id
+    on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
+    returning tenant_id, count
+  ), metered as (
+    -- How many of these are beyond the quota: the last ones.
+    select tenant_id, c.count - coalesce((t.limits ->> 'monthly_attempts')::bigint, monthly_attempts) as beyond
+    from counted c join waybill.tenants t using (tenant_id)
+  )
+  select f.*,
+    case when m.beyond <= 0 then true
+         else m.beyond <= (select count(*) from found l where l.tenant_id = f.tenant_id and l.sendable and l.delivery_id > f.delivery_id) end,
+    clock_timestamp()
+  from found f left join metered m using (tenant_id);
+
+  -- Whoever holds one of these rows sets it at this moment: to wait for them, with jobs in hand, could be to wait for each
+  -- other.
+  if retries then
+    -- Below what is due now, it is from before the database's clock was set back.
+    update waybill.claim_marks set retry = lowest where ctid = (
+      select ctid from waybill.claim_marks where retry > lowest or retry < waybill.retry_priority(now()) for update skip locked);
+  else
+    -- A tag from before the clock was set back (waybill.rebase_queue) is far ahead, and must not undo it.
+    update waybill.queue_clock set tag = newest
+    where ctid = (select ctid from waybill.queue_clock where tag < newest and tag > newest - 1e7 for update skip locked);
+  end if;
+  update waybill.claim_marks m
+  set since = now(), old_tag = m.next_tag, next_tag = c.tag, old_retry = m.next_retry, next_retry = m.retry
+  from waybill.queue_clock c
+  where m.ctid = (select ctid from waybill.claim_marks where since not between now() - interval '3 seconds' and now() for update skip locked);
+end $$;
+
+-- The deliveries' part of waybill.record, whose `finished` is null where all are. An update would be planned anew each time, for it
+-- cannot be told which table to start from; merging can, where it has something to insert, since then it has to look at every
+-- row of what it is given. It never does: what is recorded is there.
+create or replace function waybill.move_deliveries(tenants text[], deliveries uuid[], fences text[], finished uuid[], attempt_numbers int[],
+  recorded_attempts int[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[], next_attempts timestamptz[],
+  started timestamptz[], status_codes smallint[], errors text[])
+returns void language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_material = off set enable_memoize = off
+as $$
+declare
+  ids constant uuid[] := array(select id from unnest(deliveries) as u (id) order by id);
+  -- What the partitions that they are in are found by.
+  first_id constant uuid := waybill.first_delivery_id(ids[1]);
+  last_id constant uuid := waybill.last_delivery_id(ids[cardinality(ids)]);
+begin
+  merge into waybill.deliveries d
+  using unnest(tenants, deliveries, fences, attempt_numbers, recorded_attempts, statuses, reasons, next_attempts, started, status_codes, errors)
+    as r (tenant_id, delivery_id, fence, attempt_number, recorded_attempts, status, reason, next_attempt_at, started_at, status_code, error)
+  on d.tenant_id = r.tenant_id and d.delivery_id = r.delivery_id and d.delivery_id between first_id and last_id
+    and (finished is null or r.fence is null or r.delivery_id = any(finished))
+  when matched then update set
+    status = r.status,
+    attempt_count = case when r.started_at is null then r.recorded_attempts else r.attempt_number end,
+    next_attempt_at = r.next_attempt_at,
+    last_attempt_at = coalesce(r.started_at, d.last_attempt_at),
+    last_status_code = case when r.started_at is null then d.last_status_code else r.status_code end,
+    last_error = case when r.started_at is null then d.last_error else r.error end,
+    dead_letter_reason = r.reason,
+    updated_at = now(),
+    completed_at = case when r.status <> 'retrying' then now() end
+  when not matched and false then insert default values;
+end $$;
+
+-- As it was, but that `finished` is null where all jobs are. Records attempts and answers how each endpoint stands afterwards, and which
+-- deliveries' claims still held (`settled`). A fence is `job id:retry count`: that job is finished here, and where another worker
+-- has claimed it meanwhile, nothing of the attempt is stored. Without one the caller has settled the job. started_at is null
+-- where the quota forbade the attempt. `next_attempts` and the lists after `reasons` are null where there is nothing to tell.
+create or replace function waybill.record(tenants text[], deliveries uuid[], fences text[], endpoints uuid[], urls text[], attempt_numbers int[],
+  recorded_attempts int[], old_statuses waybill.delivery_status[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[],
+  next_attempts timestamptz[], started timestamptz[], durations_ms int[], status_codes smallint[], errors text[], error_messages text[],
+  response_bodies text[], truncated boolean[])
+returns table (tenant_id text, endpoint_id uuid, settled uuid[], held float8, failure_streak int, failing_seconds float8,
+               breaker waybill.breaker, ramp int, failed_probes int, probing uuid)
+language plpgsql
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+  fenced constant uuid[] := array(select id from unnest(deliveries, fences) as u (id, fence) where fence is not null);
+  -- Null where all are, which is the rule.
+  finished uuid[];
+begin
+  if fenced <> '{}' then
+    select case when count < cardinality(fenced) then ids end into finished
+    from waybill.finish_jobs('deliveries', fenced, array_remove(fences, null));
+  end if;
+
+  perform waybill.move_deliveries(tenants, deliveries, fences, finished, attempt_numbers, recorded_attempts, statuses, reasons,
+    next_attempts, started, status_codes, errors);
+  return query
+  with results as materialized (
+    select * from unnest(tenants, deliveries, fences, endpoints, urls, attempt_numbers, recorded_attempts, old_statuses, statuses, reasons,
+      next_attempts, started, durations_ms, status_codes, errors, error_messages, response_bodies, truncated)
+      as r (tenant_id, delivery_id, fence, endpoint_id, url, attempt_number, recorded_attempts, old_status, status, reason,
+            next_attempt_at, started_at, duration_ms, status_code, error, error_message, response_body, response_truncated)
+    where finished is null or fence is null or delivery_id = any(finished)
+  ), made as (
+    -- Attempts that are missing before this one were lost with their worker: when they ended is unknown, so they are
+    -- dated at the attempt that found them out.
+    select tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code, error, error_message,
+      response_body, response_truncated, next_attempt_at,
+      (case status when 'delivered' then 'succeeded' when 'retrying' then 'will_retry' else 'exhausted' end)::waybill.retry_state as retry_state
+    from results where started_at is not null
+    union all
+    select tenant_id, delivery_id, endpoint_id, url, lost, started_at, 0, null, 'worker_lost',
+      'the worker was lost during this attempt; the request may have arrived', null, false, started_at, 'will_retry'
+    from results, generate_series(recorded_attempts + 1, attempt_number - 1) lost where started_at is not null
+  ), attempted as (
+    insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code,
+      error, error_message, response_body, response_truncated, next_attempt_at, retry_state)
+    select * from made
+  ), counted as (
+    insert into waybill.attempt_counts as c (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
+    select tenant_id, endpoint_id, date_trunc('hour', now()),
+      case when retry_state = 'succeeded' or status_code not between 200 and 299 then status_code else 0 end, count(*),
+      count(*) filter (where attempt_number > 1), sum(duration_ms)
+    from made group by 1, 2, 3, 4 order by 1, 2, 3, 4
+    on conflict (tenant_id, endpoint_id, hour, status_code) do update set
+      attempts = c.attempts + excluded.attempts, retries = c.retries + excluded.retries, duration_ms = c.duration_ms + excluded.duration_ms
+  ), recent as (
+    select tenant_id, endpoint_id, array_agg(status_code order by started_at desc, attempt_number desc) as codes,
+      max(started_at) filter (where retry_state = 'succeeded') as last_success_at,
+      max(started_at) filter (where retry_state <> 'succeeded') as last_failure_at,
+      min(started_at) filter (where retry_state <> 'succeeded') as first_failure_at,
+      count(*) filter (where retry_state <> 'succeeded') as failures
+    from made group by tenant_id, endpoint_id
+  ), moved as (
+    select tenant_id, endpoint_id, array_agg(delivery_id) as settled,
+      count(*) filter (where status = 'retrying') - count(*) filter (where old_status = 'retrying') as retrying,
+      count(*) filter (where status = 'pending') - count(*) filter (where old_status = 'pending') as pending,
+      count(*) filter (where status = 'delivered') as delivered, count(*) filter (where status = 'dead_lettered') as dead_lettered
+    from results group by tenant_id, endpoint_id
+  ), counted_endpoints as (
+    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, retrying, delivered, dead_lettered, recent_status_codes,
+      last_success_at, last_failure_at, failure_streak, failing_since)
+    select tenant_id, endpoint_id, m.pending, m.retrying, m.delivered, m.dead_lettered, coalesce(r.codes[1:20], '{}'),
+      r.last_success_at, r.last_failure_at, case when r.last_success_at is null then coalesce(r.failures, 0) else 0 end,
+      case when r.last_success_at is null then r.first_failure_at end
+    from moved m left join recent r using (tenant_id, endpoint_id) order by tenant_id, endpoint_id
+    on conflict (tenant_id, endpoint_id) do update set
+      pending = s.pending + excluded.pending, retrying = s.retrying + excluded.retrying,
+      delivered = s.delivered + excluded.delivered, dead_lettered = s.dead_lettered + excluded.dead_lettered,
+      recent_status_codes = (excluded.recent_status_codes || s.recent_status_codes)[1:20],
+      last_success_at = greatest(s.last_success_at, excluded.last_success_at),
+      last_failure_at = greatest(s.last_failure_at, excluded.last_failure_at),
+      failure_streak = case when excluded.last_success_at is null then s.failure_streak + excluded.failure_streak else 0 end,
+      failing_since = case when excluded.last_success_at is null then coalesce(s.failing_since, excluded.failing_since) end
+    returning *
+  )
+  select m.tenant_id, m.endpoint_id, m.settled, s.held::float8, s.failure_streak,
+    coalesce(extract(epoch from now() - s.failing_since), 0)::float8, s.breaker, s.ramp, s.failed_probes, s.probing
+  from moved m join counted_endpoints s using (tenant_id, endpoint_id);
+end $$;
