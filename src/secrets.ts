@@ -50,14 +50,14 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
   }
 }
 
-/** Decrypting takes longer than signing, and endpoints are few beside their deliveries. */
-export function cacheOpened(box: SecretBox): (sealed: Uint8Array, owner: string) => string {
+/** Opens what is sealed, in hexadecimal. Decrypting takes longer than signing, and endpoints are few beside their deliveries. */
+export function cacheOpened(box: SecretBox): (sealed: string, owner: string) => string {
   const opened = new LRUCache<string, string>({ max: 10_000 })
   return (sealed, owner) => {
-    const key = `${owner} ${Buffer.from(sealed).toString('latin1')}`
+    const key = `${owner} ${sealed}`
     const known = opened.get(key)
     if (known !== undefined) return known
-    const secret = box.open(sealed, owner)
+    const secret = box.open(Buffer.from(sealed, 'hex'), owner)
     opened.set(key, secret)
     return secret
   }

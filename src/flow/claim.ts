@@ -19,8 +19,8 @@ export type Claim = {
   payloadBytes: number
   endpointId: string
   url: string
-  /** Sealed signing secrets, newest first. */
-  secrets: Uint8Array[]
+  /** Sealed signing secrets, in hexadecimal, newest first. */
+  secrets: string[]
   /** False when the month's attempts are used up: the delivery must not be sent. */
   withinQuota: boolean
   /** How many attempts the endpoint takes at once; null when only the worker's own cap holds. */
@@ -63,13 +63,13 @@ type Row = {
   payload_bytes: number
   endpoint_id: string
   url: string
-  signing_secret: Uint8Array
-  previous_secret: Uint8Array | null
+  signing_secret: string
+  previous_secret: string | null
   sendable: boolean | null
   within_quota: boolean
   at_once: number | null
   slot: number | null
-  now: Date
+  now_ms: number
 }
 
 /**
@@ -83,9 +83,10 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
     const rows = await pool<Row[]>`
       select tenant_id, delivery_id, retry_count, slot, status, attempt_count, earlier_attempts, event_id, event_type,
         octet_length(payload) as payload_bytes, case when octet_length(payload) <= ${MAX_CLAIMED_BYTES} then payload end as payload,
-        endpoint_id, url, signing_secret, previous_secret, at_once, sendable, within_quota, now
+        endpoint_id, url, encode(signing_secret, 'hex') as signing_secret, encode(previous_secret, 'hex') as previous_secret,
+        at_once, sendable, within_quota, date_part('epoch', now) * 1000 as now_ms
       from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
-    const now = rows[0]?.now.getTime()
+    const now = rows[0]?.now_ms
     // The database read its clock in between; what that allows stays as it was, so that a slow answer moves nothing.
     if (now !== undefined) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - Date.now()), now - asked)
     return sortOut(rows, clockOffsetMs)

@@ -18,7 +18,7 @@ export function createDeliver(deps: {
   sender: Sender
   withPayload: WithPayload
   record: (attempt: AttemptRecord) => Promise<Recorded>
-  openSecret: (sealed: Uint8Array, owner: string) => string
+  openSecret: (sealed: string, owner: string) => string
   headerPrefix: string
   userAgent: string
   log: Log

@@ -19,8 +19,8 @@ type Row = {
   payload: string
   url: string
   is_active: boolean
-  signing_secret: Uint8Array
-  previous_secret: Uint8Array | null
+  signing_secret: string
+  previous_secret: string | null
 }
 type Loaded = { claim: Claim; payload: string }
 
@@ -46,7 +46,8 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
     const [row] = await unless(
       closing,
       pool<Row[]>`
-        select e.payload, p.url, p.is_active, p.signing_secret, case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret
+        select e.payload, p.url, p.is_active, encode(p.signing_secret, 'hex') as signing_secret,
+          case when p.previous_secret_expires_at > now() then encode(p.previous_secret, 'hex') end as previous_secret
         from waybill.events e cross join waybill.endpoints p
         where e.tenant_id = ${claim.tenantId} and e.event_id = ${claim.eventId}
           and p.tenant_id = ${claim.tenantId} and p.endpoint_id = ${claim.endpointId}`,

@@ -94,6 +94,9 @@ type Stored = { results: Result[]; standings: Standing[]; changes: StateChange[]
  */
 async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'>> {
   const column = <T>(read: (result: Result) => T) => results.map(read)
+  /** For what there seldom is: nothing at all stands for a list of nulls. */
+  const rare = <T>(read: (result: Result) => T | null) =>
+    results.every((result) => read(result) === null) ? null : column(read)
   const fence = (result: Result) => (result.verdict.kind === 'failed' ? null : fenceOf(result))
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
   // The driver takes lists of times as text only, and makes every text in a list of booleans false.
@@ -105,10 +108,10 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
       ${column(({ claim }) => claim.endpointId)}::uuid[], ${column(({ claim }) => claim.url)}::text[],
       ${column(({ claim }) => claim.attemptNumber)}::int[], ${column(({ claim }) => claim.recordedAttempts)}::int[],
       ${column(({ claim }) => claim.status)}::waybill.delivery_status[], ${column(status)}::waybill.delivery_status[],
-      ${column(({ ending }) => (ending === 'delivered' || ending === 'retrying' ? null : ending))}::waybill.dead_letter_reason[],
-      ${column(({ nextAttemptAt }) => nextAttemptAt?.toISOString() ?? null)}::timestamptz[], ${column(startedAt)}::timestamptz[],
+      ${rare(({ ending }) => (ending === 'delivered' || ending === 'retrying' ? null : ending))}::waybill.dead_letter_reason[],
+      ${rare(({ nextAttemptAt }) => nextAttemptAt?.toISOString() ?? null)}::timestamptz[], ${column(startedAt)}::timestamptz[],
       ${column(({ outcome }) => outcome?.durationMs ?? 0)}::int[], ${column(({ outcome }) => outcome?.statusCode ?? null)}::smallint[],
-      ${column(({ outcome }) => outcome?.error ?? null)}::text[], ${column(({ outcome }) => outcome?.errorMessage ?? null)}::text[],
+      ${rare(({ outcome }) => outcome?.error ?? null)}::text[], ${rare(({ outcome }) => outcome?.errorMessage ?? null)}::text[],
       ${column(({ outcome }) => outcome?.responseBody ?? null)}::text[],
       ${column(({ outcome }) => String(outcome?.responseTruncated ?? false))}::text[]::boolean[])`
   const settled = new Set(standings.flatMap((standing) => standing.settled))
