@@ -18,5 +18,5 @@ USER node
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
   CMD ["node", "-e", "fetch(`http://127.0.0.1:${process.env.PORT || 8080}/health`).then((r) => process.exit(r.ok ? 0 : 1), () => process.exit(1))"]
-# Half the memory at the same speed: what is young dies young here, and what does not is collected before there is much of it.
-ENTRYPOINT ["node", "--no-allocation-site-pretenuring", "--max-semi-space-size=16", "--initial-old-space-size=48", "--heap-growing-percent=60", "dist/main.js"]
+# What is young dies young here, in a space that is large from the start, and what does not is collected before there is much of it.
+ENTRYPOINT ["node", "--no-allocation-site-pretenuring", "--min-semi-space-size=32", "--max-semi-space-size=32", "--initial-old-space-size=48", "--heap-growing-percent=60", "dist/main.js"]
