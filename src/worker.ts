@@ -109,6 +109,7 @@ export async function startWorker(deps: {
 
   /** Attempts a claim, and whatever waits for the same endpoint as soon as the request is over. */
   function start(claim: Claim): void {
+    inHand.takeSlot(claim)
     const goOn = () => {
       const next = interrupted ? undefined : lanes.next(claim)
       if (next !== undefined) start(next)
@@ -142,13 +143,14 @@ export async function startWorker(deps: {
       const claimed = await claim({ kind, max, thorough })
       const full: Claim[] = []
       for (const claim of claimed.send) {
-        inHand.take(claim, take())
+        inHand.take(claim, take)
         const verdict = lanes.admit(claim)
         if (verdict === 'start') start(claim)
+        if (verdict === 'wait') inHand.wait(claim)
         if (verdict === 'full') full.push(claim)
       }
       const { hold: unsendable, obsolete } = claimed
-      for (const job of unsendable) inHand.take(job)
+      for (const job of unsendable) inHand.take(job, take)
       if (full.length + unsendable.length + obsolete.length > 0) {
         await aside(async () => {
           if (full.length > 0) await inHand.hold(full, { counted: true })

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createDatabase } from './support/database.ts'
-import { assertBooks, publishMany, settled } from './support/lanes.ts'
+import { assertBooks, publishMany, settled, watchInFlight } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 
@@ -26,5 +26,30 @@ test('while attempts cannot be recorded, as many as there are slots wait for it 
   const ids = new Set(receiver.receipts.map(({ headers }) => headers['service-delivery-id']))
   assert.equal(receiver.receipts.length, 5 * SLOTS)
   assert.equal(ids.size, 5 * SLOTS, 'each was sent once')
+  await assertBooks(sql)
+})
+
+test('no more requests are under way than there are slots, however many wait for their endpoints', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(api)
+  const paths = ['/a', '/b', '/c', '/d', '/e']
+  for (const path of paths) await tenant.createEndpoint(receiver.url(path))
+  const events = 500
+  await publishMany(sql, tenant.tenantId, events)
+  let most = 0
+  const look = () => {
+    most = Math.max(
+      most,
+      seen.reduce((sum, { inFlight }) => sum + inFlight, 0),
+    )
+  }
+  const seen = paths.map((path) => watchInFlight(receiver, path, 200, { delayMs: 20, look }))
+  const env = { WORKER_CONCURRENCY: String(SLOTS), ENDPOINT_CONCURRENCY: '9' }
+  await startService(t, { databaseUrl, mode: 'worker', env })
+  await settled(sql)
+  assert.ok(most > SLOTS / 2 && most <= SLOTS, `${most} requests were under way`)
+  assert.equal(receiver.receipts.length, paths.length * events)
   await assertBooks(sql)
 })

@@ -35,8 +35,8 @@ export type Claim = {
   underWay: Place<number> | null
 }
 
-/** `isAnswered`: its slot is free, and its record is still to be stored. */
-type Hand = { place: Place<ClaimedJob>; freeSlot: () => void; isAnswered: boolean }
+/** `freeSlot` is null as long as it has no slot. `isAnswered`: its slot is free, and its record is still to be stored. */
+type Hand = { place: Place<ClaimedJob>; takeSlot: () => () => void; freeSlot: (() => void) | null; isAnswered: boolean }
 
 /** What it takes to put a claimed job away. */
 export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'hand'>

@@ -12,12 +12,11 @@ const PAUSE_MS = 5
 const MAX_BATCH = 100
 
 /**
- * Keeps up to `slots` items in hand: fetches as many as there are free slots, never more, so that a slow receiver holds
- * one slot and no batch. Retries get at most half of the slots, so that a first attempt finds one; while both kinds have
- * a backlog, at most a quarter and at least an eighth. `fetch` claims at most `max` items, now and then from the
- * whole queue (`thorough`), else from where claiming has got to, and answers how many it found; for each that it keeps it
- * takes a slot, by `take`, and calls the function that it got when the item ends (once counts, however often it is
- * called). `wake` says that there are first attempts, and whether there are retries as well.
+ * Keeps `slots` taken: fetches as many items as are free, never more, so that a slow receiver holds one slot and no batch.
+ * Retries get at most half of the slots, so that a first attempt finds one; while both kinds have a backlog, at most a quarter
+ * and at least an eighth. `fetch` claims at most `max` items, now and then from the whole queue (`thorough`), else from where
+ * claiming has got to, and answers how many it found; for each that is under way it takes a slot, by `take`, and calls the
+ * function that it got when the item ends (once counts, however often it is called). `wake` says that there are first attempts, and whether there are retries as well.
  */
 export function startDispatcher(options: {
   slots: number

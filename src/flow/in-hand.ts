@@ -15,13 +15,14 @@ const TELL_MS = 1000
 /**
  * What a worker has claimed and not let go of yet, started or waiting for its endpoint or its moment, and the ways in which
  * it is put away unsent. Whatever those cannot do, because the database is away for long, lapses and comes again.
- * `closing` ends what waits.
+ * `slots` is how many may be under way, and as many more have none. `closing` ends what waits.
  */
 export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSignal; log: Log }) {
   const { pool, closing, log } = deps
   /** By claim: when one lapses, this very worker may claim the delivery again. */
   const kept = new Line<ClaimedJob>()
-  /** How many of them have no slot while their record is still to be stored. */
+  /** How many of them have no slot while they wait, and while their record is still to be stored. */
+  let waiting = 0
   let answered = 0
 
   const told = { at: Number.NEGATIVE_INFINITY, since: 0 }
@@ -35,8 +36,14 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     Object.assign(told, { at: performance.now(), since: 0 })
   }
 
+  function takeSlot({ hand }: ClaimedJob): void {
+    if (hand?.freeSlot !== null) return
+    hand.freeSlot = hand.takeSlot()
+    waiting--
+  }
+
   function freeSlots(claims: ClaimedJob[]): void {
-    for (const { hand } of claims) hand?.freeSlot()
+    for (const { hand } of claims) hand?.freeSlot?.()
   }
 
   function letGo(claims: ClaimedJob[]): void {
@@ -44,6 +51,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     for (const claim of claims) {
       if (claim.hand === null) continue
       kept.leave(claim.hand.place)
+      if (claim.hand.freeSlot === null) waiting--
       if (claim.hand.isAnswered) answered--
       claim.hand = null
     }
@@ -59,8 +67,18 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   }
 
   return {
-    take(claim: ClaimedJob, freeSlot: () => void = () => {}): void {
-      claim.hand = { place: kept.join(claim), freeSlot, isAnswered: false }
+    /** Without a slot, which it gets from `takeSlot`. */
+    take(claim: ClaimedJob, takeSlot: () => () => void): void {
+      claim.hand = { place: kept.join(claim), takeSlot, freeSlot: null, isAnswered: false }
+      waiting++
+    },
+
+    /** It is under way. */
+    takeSlot,
+
+    /** It waits for its endpoint, so that the next one is at hand as soon as that has room. */
+    wait(claim: ClaimedJob): void {
+      if (waiting > deps.slots) takeSlot(claim)
     },
 
     /**
@@ -71,7 +89,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
       if (claim.hand === null || claim.hand.isAnswered || answered >= deps.slots) return
       claim.hand.isAnswered = true
       answered++
-      claim.hand.freeSlot()
+      claim.hand.freeSlot?.()
     },
 
     /** They are not in hand any more, and their slots are free. */
