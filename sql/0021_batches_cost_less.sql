@@ -19,7 +19,8 @@ begin
           -- Every delivery is updated at least once: room in the page keeps the new version beside the old one, and its place in the
           -- index beside the old one's, or each full page of that would be cleaned and split.
           execute format('alter table waybill.%I set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05)', part);
-          execute format('alter index waybill.%I set (fillfactor = 50)', part || '_pkey');
+          execute format('alter index %s set (fillfactor = 50)', (
+            select indexrelid::regclass from pg_index where indrelid = format('waybill.%I', part)::regclass and indisprimary));
         end if;
         execute format('alter table waybill.%I attach partition waybill.%I for values from (%L) to (%L)', kind, part,
           waybill.first_id(day::timestamp at time zone 'utc'), waybill.first_id((day + 1)::timestamp at time zone 'utc'));
@@ -37,10 +38,13 @@ end $$;
 
 do $$
 declare
-  part text;
+  key regclass;
 begin
-  for part in select inhrelid::regclass from pg_inherits where inhparent = 'waybill.deliveries'::regclass loop
-    execute format('alter index %s_pkey set (fillfactor = 50)', part);
+  for key in
+    select indexrelid from pg_inherits join pg_index on indrelid = inhrelid and indisprimary
+    where inhparent = 'waybill.deliveries'::regclass
+  loop
+    execute format('alter index %s set (fillfactor = 50)', key);
   end loop;
 end $$;
 
@@ -177,7 +181,15 @@ begin
     dead_letter_reason = r.reason,
     updated_at = now(),
     completed_at = case when r.status <> 'retrying' then now() end
-  when not matched and false then insert default values;
+  when not matched and false then insert (tenant_id) values (r.tenant_id);
+end $$;
+
+do $$
+begin
+  -- There a plan that is kept and merges gets ready to write to every day that there is.
+  if current_setting('server_version_num')::int < 180000 then
+    alter function waybill.move_deliveries set plan_cache_mode = force_custom_plan;
+  end if;
 end $$;
 
 -- As it was, but that `finished` is null where all jobs are. Records attempts and answers how each endpoint stands afterwards, and which
