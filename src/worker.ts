@@ -110,13 +110,14 @@ export async function startWorker(deps: {
   /** Attempts a claim, and whatever waits for the same endpoint as soon as the request is over. */
   function start(claim: Claim): void {
     inHand.takeSlot(claim)
+    let endedAt: number | undefined
     const goOn = () => {
-      const next = interrupted ? undefined : lanes.next(claim)
+      const next = interrupted ? undefined : lanes.next(claim, endedAt)
       if (next !== undefined) start(next)
     }
     const answered = () => {
-      inHand.answered(claim)
-      goOn()
+      endedAt = performance.now()
+      if (inHand.answered(claim)) goOn()
     }
     const done = attempt(claim, answered).finally(() => {
       attempts.leave(place)
@@ -146,7 +147,7 @@ export async function startWorker(deps: {
         inHand.take(claim, take)
         const verdict = lanes.admit(claim)
         if (verdict === 'start') start(claim)
-        if (verdict === 'wait') inHand.wait(claim)
+        if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
         if (verdict === 'full') full.push(claim)
       }
       const { hold: unsendable, obsolete } = claimed

@@ -11,17 +11,19 @@ import { PayloadLate } from './payload.ts'
 const NOT_HERE_MS = 1000
 /** What is the lot of every delivery, as without any name server, is told once in this time, with how many more there were. */
 const TELL_MS = 1000
+/** How many requests, for each slot, may wait for their record without one. A busy worker records a hundred while the next hundred comes. */
+const UNRECORDED = 1.5
 
 /**
  * What a worker has claimed and not let go of yet, started or waiting for its endpoint or its moment, and the ways in which
  * it is put away unsent. Whatever those cannot do, because the database is away for long, lapses and comes again.
- * `slots` is how many may be under way, and as many more have none. `closing` ends what waits.
+ * `slots` is how many may be under way; as many more may wait for their endpoint. `closing` ends what waits.
  */
 export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSignal; log: Log }) {
   const { pool, closing, log } = deps
   /** By claim: when one lapses, this very worker may claim the delivery again. */
   const kept = new Line<ClaimedJob>()
-  /** How many of them have no slot while they wait, and while their record is still to be stored. */
+  /** How many of them have no slot: since they wait or are put away, and since their record is still to be stored. */
   let waiting = 0
   let answered = 0
 
@@ -42,16 +44,12 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     waiting--
   }
 
-  function freeSlots(claims: ClaimedJob[]): void {
-    for (const { hand } of claims) hand?.freeSlot?.()
-  }
-
   function letGo(claims: ClaimedJob[]): void {
-    freeSlots(claims)
     for (const claim of claims) {
       if (claim.hand === null) continue
       kept.leave(claim.hand.place)
       if (claim.hand.freeSlot === null) waiting--
+      else claim.hand.freeSlot()
       if (claim.hand.isAnswered) answered--
       claim.hand = null
     }
@@ -59,7 +57,6 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
   /** They stay in hand until they are held: claims that lapse count as attempts whose worker was lost. */
   async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
-    freeSlots(claims)
     await insist(
       () => holdDeliveries(pool, claims, { counted }),
       (error) => log.warn({ err: error, deliveries: claims.length }, 'hold.waiting'),
@@ -82,14 +79,15 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     },
 
     /**
-     * The request of one is over: another may go out while this one is recorded. As many as there are slots wait for that; with
-     * more it keeps its slot, so that a database that is slow is not asked for ever more.
+     * The request of one is over, and another may go out while this one is recorded. With too many of those it is false: it keeps
+     * its slot, so that no more are sent than can be recorded.
      */
-    answered(claim: ClaimedJob): void {
-      if (claim.hand === null || claim.hand.isAnswered || answered >= deps.slots) return
+    answered(claim: ClaimedJob): boolean {
+      if (claim.hand === null || claim.hand.isAnswered || answered >= UNRECORDED * deps.slots) return false
       claim.hand.isAnswered = true
       answered++
       claim.hand.freeSlot?.()
+      return true
     },
 
     /** They are not in hand any more, and their slots are free. */
@@ -102,7 +100,6 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
      * does not answer, the claims lapse instead.
      */
     async handBack(claims: Claim[]): Promise<void> {
-      freeSlots(claims)
       if (claims.length === 0) return
       try {
         await unclaim(pool, claims)

@@ -26,8 +26,11 @@ type Lane = {
 export type Lanes = {
   /** `start` it now, let it `wait` here for its turn, or `full`: it has to be held. */
   admit(claim: Claim): 'start' | 'wait' | 'full'
-  /** An attempt's request is over: answers the claim that takes its place, if one waits. Said again, it means nothing. */
-  next(claim: Claim): Claim | undefined
+  /**
+   * An attempt's request is over, since `endedAt`: answers the claim that takes its place, if one waits. Said again, it means
+   * nothing.
+   */
+  next(claim: Claim, endedAt?: number): Claim | undefined
   /** Claims that would have to wait longer than was foreseen; they are no longer waiting afterwards. */
   takeStale(): Claim[]
   /** All claims that wait; none is waiting afterwards. */
@@ -178,14 +181,14 @@ export function createLanes({
       if (isNew) addStuck(lane, 1)
       return claim.underWay ? 'start' : 'wait'
     },
-    next(claim) {
+    next(claim, endedAt = clock()) {
       if (claim.underWay === null) return undefined
       const lane = laneOf(claim.endpointId)
       const now = clock()
       lane.started.leave(claim.underWay)
       paceOf(lane, now)
       // What a deadline has ended says nothing about how many more the endpoint could take.
-      if (now - claim.underWay.value <= WINDOW_MS) lane.window.finished++
+      if (endedAt - claim.underWay.value <= WINDOW_MS) lane.window.finished++
       claim.underWay = null
       const entry = lane.waiting.shift()
       if (entry !== undefined) entry.claim.underWay = lane.started.join(now)
