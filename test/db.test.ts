@@ -51,6 +51,15 @@ test('what went into a query is let go with it, and not only by a full collectio
   assert.ok(full <= 6, `${full} full collections`)
 })
 
+test('plans are neither compiled nor kept by every statement, whatever the database says', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  await sql.unsafe(`alter database "${new URL(url).pathname.slice(1)}" set jit = on`)
+  const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1 })
+  const [settings] = await pool`select current_setting('jit') as jit, current_setting('plan_cache_mode') as plans`
+  await pool.end()
+  assert.deepEqual({ ...settings }, { jit: 'off', plans: 'force_custom_plan' })
+})
+
 test('of the connections that are free the one that was used last is next', async (t) => {
   const { url } = await createDatabase(t)
   const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 4 })
