@@ -7,7 +7,7 @@ import { createTenant, startService } from './support/service.ts'
 
 const SLOTS = 40
 
-test('while attempts cannot be recorded, half as many again as there are slots wait for it, each slot makes one more, and none is lost', async (t) => {
+test('while attempts cannot be recorded, half as many again as there are slots wait for it, each slot makes one more at most, and none is lost', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
   const api = await startService(t, { databaseUrl, mode: 'api' })
@@ -17,10 +17,11 @@ test('while attempts cannot be recorded, half as many again as there are slots w
   await sql.begin(async (lock) => {
     await lock`lock table waybill.attempts in access exclusive mode`
     await startService(t, { databaseUrl, mode: 'worker', env: { WORKER_CONCURRENCY: String(SLOTS) } })
-    await receiver.until(2.5 * SLOTS)
+    await receiver.until(1.5 * SLOTS)
     // Twice as long as an idle worker takes to look again.
     await new Promise((resolve) => setTimeout(resolve, 1000))
-    assert.equal(receiver.receipts.length, 2.5 * SLOTS)
+    // How many slots make one more is for the lanes, which know no pace any more.
+    assert.ok(receiver.receipts.length <= 2.5 * SLOTS, `${receiver.receipts.length} were sent`)
   })
   await settled(sql)
   const ids = new Set(receiver.receipts.map(({ headers }) => headers['service-delivery-id']))
