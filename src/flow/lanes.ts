@@ -112,8 +112,11 @@ export function createLanes({
     return Math.max(lane.lastWindow, lane.window.finished)
   }
 
-  /** What the endpoint has in hand beyond what it finishes in a window. */
-  const stuckIn = (lane: Lane, now: number) => Math.max(0, inHand(lane, now) - paceOf(lane, now))
+  /** What the endpoint has in hand beyond what it finishes in a window. One that has nothing is not looked at, so that it is forgotten. */
+  function stuckIn(lane: Lane, now: number): number {
+    const count = inHand(lane, now)
+    return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))
+  }
 
   /** Counted anew every millisecond, and kept up in between. */
   function countStuck(now: number): void {

@@ -115,6 +115,19 @@ suite('lanes', () => {
     assert.equal(given, 150)
   })
 
+  test('an endpoint that has nothing in hand any more is forgotten, however busy the others are', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    for (let nth = 0; nth < 500; nth++) {
+      admit(`once ${nth}`, 1)
+      tick(10)
+      finish(`once ${nth}`, 1)
+      lanes.takeStale()
+    }
+    const known: string[] = []
+    lanes.noteHeld(Object.assign(new Set<string>(), { has: (endpointId: string) => known.push(endpointId) > 0 }))
+    assert.ok(known.length > 0 && known.length < 200, `${known.length} are known`)
+  })
+
   test('an endpoint that takes one at a time has none waiting', () => {
     const { admit, finish } = setUp()
     assert.deepEqual(admit('ordered', 3, { atOnce: 1 }), { start: 1, wait: 0, full: 2 })
