@@ -73,7 +73,8 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       const byDelivery = new Map(results.map((result) => [result.claim.deliveryId, result]))
       const holding = new Set(standings.filter(({ held }) => held > 0).map((standing) => standing.endpoint_id))
       return attempts.map(({ claim }) => {
-        const result = byDelivery.get(claim.deliveryId)
+        const stored = byDelivery.get(claim.deliveryId)
+        const result = stored?.claim === claim ? stored : undefined
         return {
           settled: result !== undefined,
           nextAttemptAt: result?.nextAttemptAt ?? null,
@@ -115,5 +116,12 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
       ${column(({ outcome }) => outcome?.responseBody ?? null)}::text[],
       ${column(({ outcome }) => String(outcome?.responseTruncated ?? false))}::text[]::boolean[])`
   const settled = new Set(standings.flatMap((standing) => standing.settled))
-  return { results: results.filter(({ claim }) => settled.has(claim.deliveryId)), standings }
+  // Of a delivery that this process has claimed again, the last claim is the one that held.
+  const last = new Map<string, Result>()
+  for (const result of results) {
+    const { deliveryId, job } = result.claim
+    if (settled.has(deliveryId) && job.retryCount >= (last.get(deliveryId)?.claim.job.retryCount ?? 0))
+      last.set(deliveryId, result)
+  }
+  return { results: [...last.values()], standings }
 }
