@@ -19,6 +19,7 @@ const LAST_MS = 500
  */
 export function createLog(level: string): Log {
   const isoTime = createIsoTime()
+  const toldAt = level === 'error' ? 'error' : 'warn'
   const options: pino.LoggerOptions = {
     level,
     base: null,
@@ -40,7 +41,7 @@ export function createLog(level: string): Log {
   })
   const log: Log = pino(
     options,
-    inPages(destination, (lines) => log.warn({ lines }, 'log.dropped')),
+    inPages(destination, (lines) => log[toldAt]({ lines }, 'log.dropped')),
   )
   return log
 }

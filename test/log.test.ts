@@ -9,10 +9,10 @@ import { cleanUp, type Scope } from './support/cleanup.ts'
 const LOG = JSON.stringify(new URL('../src/log.ts', import.meta.url).href)
 
 /** A program that logs to a pipe, or to a file that is open here. It gets `log`, and `told(message)`, which waits for that from here. */
-function startLogging(scope: Scope, program: string, stdout: 'pipe' | number = 'pipe') {
+function startLogging(scope: Scope, program: string, { stdout = 'pipe' as 'pipe' | number, level = 'info' } = {}) {
   const script = `
     import { createLog } from ${LOG}
-    const log = createLog('info')
+    const log = createLog('${level}')
     const told = (wanted) => new Promise((resolve) => process.on('message', (message) => message === wanted && resolve()))
     ${program}`
   const child = spawn(process.execPath, ['--input-type=module', '-e', script], {
@@ -50,51 +50,53 @@ suite('the log', () => {
       process.send('still here')
       await told('end')
       process.exit(3)`,
-      full,
+      { stdout: full },
     )
     assert.deepEqual(await Promise.race([once(child, 'message'), ended]), ['still here', undefined])
     child.send('end')
     assert.deepEqual(await ended, [3, null])
   })
 
-  test('lines that nobody takes wait in 8 MiB; then they are left out, and how many is told', {
-    timeout: 60_000,
-  }, async (t) => {
-    const lines = 200_000
-    const { child, ended } = startLogging(
-      t,
-      `for (let n = 1; n <= ${lines}; n++) {
-        log.info({ n }, 'a line of a hundred bytes, or a little more, when all that comes with it is counted')
+  for (const level of ['info', 'error'] as const)
+    test(`lines that nobody takes wait in 8 MiB; then they are left out, and how many is told (LOG_LEVEL=${level})`, {
+      timeout: 60_000,
+    }, async (t) => {
+      const lines = 200_000
+      const { child, ended } = startLogging(
+        t,
+        `for (let n = 1; n <= ${lines}; n++) {
+        log.${level}({ n }, 'a line of a hundred bytes, or a little more, when all that comes with it is counted')
         if (n % 1000 === 0) await new Promise(setImmediate)
       }
       process.send({ heapUsed: process.memoryUsage().heapUsed })
       await told('more')
-      log.info({ n: ${lines} + 1 }, 'after it')
+      log.${level}({ n: ${lines} + 1 }, 'after it')
       await told('end')
       process.exit()`,
-    )
-    const [{ heapUsed }] = (await once(child, 'message')) as [{ heapUsed: number }]
-    assert.ok(heapUsed < 64 * 1024 * 1024, `${heapUsed} bytes`)
+        { level },
+      )
+      const [{ heapUsed }] = (await once(child, 'message')) as [{ heapUsed: number }]
+      assert.ok(heapUsed < 64 * 1024 * 1024, `${heapUsed} bytes`)
 
-    const read: { n?: number; msg: string; lines?: number }[] = []
-    const { promise: told, resolve: tell } = Promise.withResolvers<void>()
-    createInterface({ input: child.stdout! }).on('line', (text) => {
-      const line = JSON.parse(text)
-      read.push(line)
-      if (line.n === lines / 10) child.send('more')
-      if (line.msg === 'log.dropped') tell()
+      const read: { n?: number; msg: string; lines?: number }[] = []
+      const { promise: told, resolve: tell } = Promise.withResolvers<void>()
+      createInterface({ input: child.stdout! }).on('line', (text) => {
+        const line = JSON.parse(text)
+        read.push(line)
+        if (line.n === lines / 10) child.send('more')
+        if (line.msg === 'log.dropped') tell()
+      })
+      await told
+      child.send('end')
+      await ended
+      const numbers = read.flatMap(({ n }) => n ?? [])
+      const dropped = read.reduce((sum, line) => sum + (line.lines ?? 0), 0)
+      assert.deepEqual(
+        numbers,
+        [...numbers].sort((a, b) => a - b),
+        'in order',
+      )
+      assert.equal(numbers.length + dropped, lines + 1)
+      assert.ok(dropped > lines / 10 && dropped < lines, `${dropped} lines were left out`)
     })
-    await told
-    child.send('end')
-    await ended
-    const numbers = read.flatMap(({ n }) => n ?? [])
-    const dropped = read.reduce((sum, line) => sum + (line.lines ?? 0), 0)
-    assert.deepEqual(
-      numbers,
-      [...numbers].sort((a, b) => a - b),
-      'in order',
-    )
-    assert.equal(numbers.length + dropped, lines + 1)
-    assert.ok(dropped > lines / 10 && dropped < lines, `${dropped} lines were left out`)
-  })
 })
