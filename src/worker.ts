@@ -26,7 +26,7 @@ import { LAST_WORDS_MS } from './shutdown.ts'
 const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
-const MOST_CHORES = 2
+const MOST_CHORES = 4
 /** Opening a connection takes as long as several requests: what arrives meanwhile gets its turn in between. */
 const STARTS_A_TURN = 5
 
@@ -68,7 +68,7 @@ export async function startWorker(deps: {
   const inHand = createInHand({ pool, slots: deps.concurrency, closing: closing.signal, log })
   const attempts = new Line<Promise<void>>()
   const turn = createTurns(STARTS_A_TURN)
-  const chores = new Set<Promise<void>>()
+  const chores = new Set<Promise<unknown>>()
   const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
   const claim = createClaim(claims, deps.monthlyAttempts)
   const record = createRecord({ pool, boss, rules, log })
@@ -128,14 +128,27 @@ export async function startWorker(deps: {
   }
 
   /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */
-  async function aside(work: () => Promise<void>): Promise<void> {
-    const done = work()
+  async function aside(work: () => Promise<unknown>): Promise<void> {
+    const done: Promise<unknown> = work()
       // They lapse, and come again.
       .catch((error: unknown) => log.error({ err: error }, 'worker.put_away_failed'))
       .finally(() => chores.delete(done))
     chores.add(done)
     if (chores.size > MOST_CHORES) await Promise.race(chores)
   }
+
+  // First, since it can fail: a worker that does not start must have claimed nothing. Until then nobody has to be woken.
+  const wake = { deliveries: (_retries: boolean) => {}, releaser: () => {} }
+  const due = await pool.listen(
+    'waybill_due',
+    (kind) => wake.deliveries(kind === 'retry'),
+    () => wake.deliveries(true),
+  )
+  const held = await pool.listen(
+    'waybill_held',
+    () => wake.releaser(),
+    () => wake.releaser(),
+  )
 
   const deliveries = startDispatcher({
     slots: deps.concurrency,
@@ -152,18 +165,15 @@ export async function startWorker(deps: {
       }
       const { hold: unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, take)
-      if (full.length + unsendable.length + obsolete.length > 0) {
-        await aside(async () => {
-          if (full.length > 0) await inHand.hold(full, { counted: true })
-          if (unsendable.length > 0) await inHand.hold(unsendable, { counted: false })
-          const jobs = obsolete.map(({ job }) => job)
-          if (jobs.length > 0) await boss.deleteJob(DELIVERIES, jobs, { db: bossDb(pool) })
-        })
-      }
+      const jobs = obsolete.map(({ job }) => job)
+      if (full.length > 0) await aside(() => inHand.hold(full, { counted: true }))
+      if (unsendable.length > 0) await aside(() => inHand.hold(unsendable, { counted: false }))
+      if (jobs.length > 0) await aside(() => boss.deleteJob(DELIVERIES, jobs, { db: bossDb(pool) }))
       return claimed.send.length + claimed.hold.length + claimed.obsolete.length
     },
   })
   const releaser = startReleaser({ pool, lanes, leaseSeconds: deps.attemptTimeoutSeconds + 10, log })
+  Object.assign(wake, { deliveries: deliveries.wake, releaser: releaser.wake })
   const deadLetters = startLoop({
     name: 'dead-letters',
     idleMs: DEAD_LETTER_POLL_MS,
@@ -189,19 +199,12 @@ export async function startWorker(deps: {
       (error: unknown) => log.warn({ err: error }, 'touch.failed'),
     )
   }, TOUCH_MS)
-  const due = await pool.listen(
-    'waybill_due',
-    (kind) => deliveries.wake(kind === 'retry'),
-    () => deliveries.wake(true),
-  )
-  const held = await pool.listen('waybill_held', () => releaser.wake(), releaser.wake)
-
   async function finish(): Promise<void> {
     await Promise.all([deliveries, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))
     closing.abort(SHUTTING_DOWN)
     await inHand.handBack(lanes.takeWaiting())
     while (attempts.size + chores.size > 0) await Promise.all([...attempts, ...chores])
-    await Promise.all([due.unlisten(), held.unlisten()])
+    await Promise.allSettled([due.unlisten(), held.unlisten()])
   }
 
   return {

@@ -3,7 +3,7 @@ import { suite, type TestContext, test } from 'node:test'
 import { createDatabase, PASSWORD } from './support/database.ts'
 import { startProxy } from './support/proxy.ts'
 import { gate, startReceiver } from './support/receiver.ts'
-import { createTenant, type LogLine, startService } from './support/service.ts'
+import { createTenant, type LogLine, runProgram, startService, testEnvironment } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** A whole service whose only way to its database is a proxy that the test can cut. */
@@ -50,6 +50,22 @@ suite('a database that goes away', { concurrency: true }, () => {
       const { body } = await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)
       return body.status === 'delivered'
     })
+  })
+
+  test('lets no worker claim anything that it does not stay for', async (t) => {
+    const database = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    const api = await startService(t, { databaseUrl: database.url, mode: 'api' })
+    const tenant = await createTenant(api)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    for (const n of [1, 2, 3]) await tenant.publish('a.b', { n })
+    const proxy = await startProxy(t, database.url)
+    proxy.cutAt('listen "waybill_due"')
+    const worker = runProgram(t, { args: ['--mode', 'worker'], env: testEnvironment(proxy.url) })
+    assert.equal((await worker.exited).code, 1)
+    await worker.logged('service.failed')
+    assert.deepEqual([...(await database.sql`select from pgboss.job where started_on is not null`)], [])
+    assert.equal(receiver.receipts.length, 0)
   })
 
   test('does not end a process that was just opening a connection', async (t) => {

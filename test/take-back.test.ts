@@ -1,8 +1,14 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { openDb } from '../src/db.ts'
+import { type Claim, createClaim } from '../src/flow/claim.ts'
+import { createRecord } from '../src/flow/record.ts'
+import { createLog } from '../src/log.ts'
+import { createBoss } from '../src/queue.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
-import { assertBooks } from './support/lanes.ts'
-import { startReceiver } from './support/receiver.ts'
+import { assertBooks, publishMany } from './support/lanes.ts'
+import { gate, startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -66,3 +72,94 @@ test('what lost its worker is due at once; what loses one after the other waits,
   await worker.kill()
   await assertBooks(sql)
 })
+
+test('what a worker cannot put away does not keep it from putting others away', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const { reply, open } = gate()
+  receiver.script('/half-open', reply)
+  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(api)
+  const halfOpen = await tenant.createEndpoint(receiver.url('/half-open'))
+  const inactive = await tenant.createEndpoint(receiver.url('/inactive'))
+  for (const n of [1, 2, 3]) await tenant.publish('a.b', { n })
+  // It takes one, so two are to be held: which the database refuses. Of the other one all three are to be.
+  await sql`update waybill.endpoint_stats set breaker = 'half_open', ramp = 1 where endpoint_id = ${halfOpen.endpoint_id}`
+  await tenant.call('PATCH', `/v1/endpoints/${inactive.endpoint_id}`, { body: { is_active: false } })
+  await sql.unsafe(`
+    create function refuse() returns trigger language plpgsql as $$ begin raise 'it cannot be held'; end $$;
+    create trigger refuse before update on waybill.deliveries for each row
+      when (new.held and new.endpoint_id = '${halfOpen.endpoint_id}') execute function refuse()`)
+  const worker = await startService(t, { databaseUrl, mode: 'worker' })
+  await worker.logged('hold.waiting')
+  const held = async () =>
+    (await sql`select from waybill.deliveries where held and endpoint_id = ${inactive.endpoint_id}`).length
+  await waitFor(async () => (await held()) === 3, {
+    timeoutMs: 5000,
+    what: 'those of the inactive endpoint to be held',
+  })
+  await sql.unsafe('drop trigger refuse on waybill.deliveries')
+  open()
+  await receiver.until(3)
+})
+
+for (const [lapsed, current] of [
+  [200, 200],
+  [200, 500],
+  [500, 200],
+  [500, 500],
+] as const)
+  test(`of a delivery that a worker has claimed twice, only the second attempt is stored (${lapsed}, then ${current})`, async (t) => {
+    const { url, sql } = await createDatabase(t)
+    const api = await startService(t, { databaseUrl: url, mode: 'api' })
+    const tenant = await createTenant(api)
+    await tenant.createEndpoint('http://127.0.0.1:9/never')
+    await publishMany(sql, tenant.tenantId, 3)
+    const log = createLog('warn')
+    const pool = openDb(url, { log, name: 'test', max: 2 })
+    const boss = createBoss(url, { log, work: false })
+    cleanUp(t, () => pool.end())
+    await boss.start()
+    cleanUp(t, () => boss.stop({ graceful: false }))
+    const claim = createClaim(pool, 1e9)
+    const due = async (kind: 'first' | 'retry') => (await claim({ kind, thorough: true, max: 10 })).send
+    const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSeconds: 1, disableAfterSeconds: 0 }
+    const record = createRecord({ pool, boss, log, rules })
+    const [first, other] = (await due('first')) as [Claim, Claim]
+    await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${first.deliveryId}`
+    await sql`select * from waybill.take_back('10 seconds', 3, 5, 10, true)`
+    const [second] = [...(await due('first')), ...(await due('retry'))] as [Claim]
+    assert.equal(second.deliveryId, first.deliveryId)
+
+    const attempt = (claim: Claim, statusCode: number) =>
+      record({
+        claim,
+        outcome: {
+          startedAt: new Date(),
+          durationMs: 1,
+          statusCode,
+          error: statusCode === 200 ? null : 'http_status',
+          errorMessage: null,
+          responseBody: '',
+          responseTruncated: false,
+          retryAfter: null,
+        },
+        verdict: statusCode === 200 ? { kind: 'delivered' } : { kind: 'failed', notBeforeSeconds: 0 },
+      })
+    // The first one is alone; what comes meanwhile is one batch.
+    const ends = await Promise.all([attempt(other, 200), attempt(first, lapsed), attempt(second, current)])
+    assert.deepEqual(
+      ends.map(({ settled }) => settled),
+      [true, false, true],
+    )
+    const stored = await sql`
+      select attempt_number, status_code from waybill.attempts where delivery_id = ${first.deliveryId} order by 1`
+    assert.deepEqual(
+      stored.map((row) => ({ ...row })),
+      [
+        { attempt_number: 1, status_code: null },
+        { attempt_number: 2, status_code: current },
+      ],
+    )
+    await assertBooks(sql)
+  })

@@ -26,6 +26,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   /** How many of them have no slot: since they wait or are put away, and since their record is still to be stored. */
   let waiting = 0
   let answered = 0
+  const mostAnswered = Math.floor(UNRECORDED * deps.slots)
 
   const told = { at: Number.NEGATIVE_INFINITY, since: 0 }
 
@@ -83,7 +84,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
      * its slot, so that no more are sent than can be recorded.
      */
     answered(claim: ClaimedJob): boolean {
-      if (claim.hand === null || claim.hand.isAnswered || answered >= UNRECORDED * deps.slots) return false
+      if (claim.hand === null || claim.hand.isAnswered || answered >= mostAnswered) return false
       claim.hand.isAnswered = true
       answered++
       claim.hand.freeSlot?.()
