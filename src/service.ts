@@ -1,6 +1,6 @@
 import { readFile } from 'node:fs/promises'
 import type { Config } from './config.ts'
-import { learnTypes, openDb, type Pool, untilReachable, watchListening } from './db.ts'
+import { isGone, learnTypes, openDb, type Pool, untilReachable, watchListening } from './db.ts'
 import { createSender } from './egress/send.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
@@ -42,8 +42,8 @@ export const queueSettings = (config: Config): QueueSettings => ({
 })
 
 /**
- * Starts the parts that `mode` asks for and registers, in `releasers`, how each is stopped: requests, beside them claims
- * and attempts, then connections. Throws when a part cannot start; what was started is then in `releasers` all the same.
+ * Starts the parts that `mode` asks for and registers, in `releasers`, how each is stopped: requests and attempts at once,
+ * then connections. Throws when a part cannot start; what was started is then in `releasers` all the same.
  */
 export async function startService(options: {
   config: Config
@@ -75,8 +75,48 @@ export async function startService(options: {
   // It reads nothing that has a type of its own.
   pulse.options.fetch_types = false
   releasers.add('listening', watchListening(pool))
-  await requireKeys(pool, secretBox)
+  await requireKeys(pool, secretBox).catch((error) => {
+    throw isGone(error)
+      ? new Error('the database has no tables yet: run `npm run migrate`, or start without --no-migrate')
+      : error
+  })
   await warnUnlessDurable(pool, log)
+
+  const auth = createAuth(pool, database.adminApiKey)
+  if (mode !== 'worker') {
+    const listening = await pool.listen('waybill_tenants', auth.forget, auth.forget)
+    releasers.add('tenant changes', () => listening.unlisten())
+  }
+  let port = config.PORT
+  const app = createApp({
+    pool,
+    reads: createReads(reads),
+    pulse,
+    retention,
+    auth,
+    publish: createPublish(pool, {
+      rate: config.RATE_LIMIT_EVENTS_WRITE,
+      window_seconds: config.RATE_LIMIT_WINDOW_SECONDS,
+      fanout: config.MAX_FANOUT_ENDPOINTS,
+      monthly_events: config.MONTHLY_EVENT_LIMIT,
+      monthly_attempts: config.MONTHLY_ATTEMPT_LIMIT,
+    }),
+    rateCounter: createRateCounter(pool, config.RATE_LIMIT_WINDOW_SECONDS),
+    limits: serviceLimits(config),
+    secretBox,
+    allow: config.EGRESS_ALLOW,
+    log,
+    version,
+    mode,
+    baseUrl: () => config.BASE_URL ?? `http://localhost:${port}`,
+    headerPrefix: config.WEBHOOK_HEADER_PREFIX,
+    rotationOverlapSeconds: config.ROTATION_OVERLAP_SECONDS,
+    retentionDays: config.RETENTION_DAYS,
+  })
+  // Before anything is claimed, since the port may be taken.
+  const server = await listen(app, { hostname: config.HOST, port: config.PORT })
+  port = server.port
+  releasers.add('http', () => server.close(graceMs), { atOnce: true })
 
   if (mode !== 'api') {
     const boss = createBoss(database.url, { log, work: true })
@@ -126,41 +166,6 @@ export async function startService(options: {
     const sweep = startSweep({ pool: upkeep, log })
     releasers.add('sweep', sweep.stop)
   }
-
-  const auth = createAuth(pool, database.adminApiKey)
-  if (mode !== 'worker') {
-    const listening = await pool.listen('waybill_tenants', auth.forget, auth.forget)
-    releasers.add('tenant changes', () => listening.unlisten())
-  }
-  let port = config.PORT
-  const app = createApp({
-    pool,
-    reads: createReads(reads),
-    pulse,
-    retention,
-    auth,
-    publish: createPublish(pool, {
-      rate: config.RATE_LIMIT_EVENTS_WRITE,
-      window_seconds: config.RATE_LIMIT_WINDOW_SECONDS,
-      fanout: config.MAX_FANOUT_ENDPOINTS,
-      monthly_events: config.MONTHLY_EVENT_LIMIT,
-      monthly_attempts: config.MONTHLY_ATTEMPT_LIMIT,
-    }),
-    rateCounter: createRateCounter(pool, config.RATE_LIMIT_WINDOW_SECONDS),
-    limits: serviceLimits(config),
-    secretBox,
-    allow: config.EGRESS_ALLOW,
-    log,
-    version,
-    mode,
-    baseUrl: () => config.BASE_URL ?? `http://localhost:${port}`,
-    headerPrefix: config.WEBHOOK_HEADER_PREFIX,
-    rotationOverlapSeconds: config.ROTATION_OVERLAP_SECONDS,
-    retentionDays: config.RETENTION_DAYS,
-  })
-  const server = await listen(app, { hostname: config.HOST, port: config.PORT })
-  port = server.port
-  releasers.add('http', () => server.close(graceMs))
   return { port }
 }
 

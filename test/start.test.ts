@@ -98,6 +98,7 @@ suite('starting', { concurrency: 3 }, () => {
     const { url, sql } = await createDatabase(t, { template: null })
     const program = runProgram(t, { args: ['--no-migrate'], env: testEnvironment(url) })
     assert.equal((await program.exited).code, 1)
+    assert.match(program.stdout(), /the database has no tables yet: run `npm run migrate`/)
     assert.deepEqual([...(await sql`select nspname from pg_namespace where nspname in ('waybill', 'pgboss')`)], [])
   })
 
@@ -137,12 +138,16 @@ suite('starting', { concurrency: 3 }, () => {
     assert.ok(!(program.stdout() + program.stderr()).includes(PASSWORD))
   })
 
-  test('a taken port ends the start with 1 and a reason', async (t) => {
-    const { url: databaseUrl } = await createDatabase(t)
+  test('a taken port ends the start with 1 and a reason, before anything is claimed', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
     const first = await startService(t, { databaseUrl, mode: 'api' })
+    const tenant = await createTenant(first)
+    await tenant.createEndpoint('http://127.0.0.1:9/never')
+    await tenant.publish()
     const second = runProgram(t, { env: { ...testEnvironment(databaseUrl), PORT: String(first.port) } })
     assert.equal((await second.exited).code, 1)
     assert.match(second.stdout(), /EADDRINUSE/)
+    assert.deepEqual([...(await sql`select from pgboss.job where started_on is not null`)], [])
   })
 
   test('without the key that opens the stored secrets the start is refused; with both keys it is not', async (t) => {
