@@ -77,6 +77,7 @@ export function createApp(deps: AppDeps): App {
   app.onError((error, c) => {
     if (error instanceof AppError) {
       if (error.code === 'overloaded') c.header('retry-after', '1')
+      if (error.status === 401) c.header('www-authenticate', 'Bearer')
       // The rest of its body would be read as the next request.
       if (error.code === 'request_timeout') c.header('connection', 'close')
       return errorResponse(c, error)

@@ -7,6 +7,9 @@ import type { Env } from './route.ts'
 /** What a body may hold besides a payload: the other fields, their names, white space. */
 const ENVELOPE_BYTES = 65_536
 
+/** Other parameters than the charset mean nothing. */
+const JSON_IN_UTF8 = /^\s*application\/json\s*(;(?!\s*charset\s*=(?!\s*"?utf-?8"?\s*(;|$)))[^;]*)*$/i
+
 /** A body of which nothing arrives for this long is given up: it takes room that others wait for. */
 const STALL_MS = 10_000
 
@@ -14,13 +17,13 @@ const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
 /**
  * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than that can be.
- * Throws `payload too large`, `invalid JSON` (not UTF-8, not JSON) or `invalid request` (another content type, an encoding,
- * nested too deep; with 408: nothing of it arrived for a while).
+ * Throws `payload too large`, `invalid JSON` (not UTF-8, not JSON) or `invalid request` (another content type or charset, an
+ * encoding, nested too deep; with 408: nothing of it arrived for a while).
  */
 export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
-  const mediaType = c.env.incoming.headers['content-type']?.split(';')[0]?.trim().toLowerCase()
-  if (mediaType !== 'application/json') throw badHeader('content-type', 'must be application/json')
-  if (c.env.incoming.headers['content-encoding']) throw badHeader('content-encoding', 'compressed bodies are not read')
+  const { 'content-type': type = '', 'content-encoding': encoding = 'identity' } = c.env.incoming.headers
+  if (!JSON_IN_UTF8.test(type)) throw badHeader('content-type', 'must be application/json, in UTF-8')
+  if (encoding.toLowerCase() !== 'identity') throw badHeader('content-encoding', 'compressed bodies are not read')
   const bytes = await readBytes(c, maxPayloadBytes)
   let text: string
   try {

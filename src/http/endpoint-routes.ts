@@ -68,6 +68,7 @@ const writableFields = (allow: readonly AddressRange[]) => ({
     )
     .min(1, 'must name at least 1 event type')
     .max(100, 'must name at most 100 event types')
+    .transform((types) => [...new Set(types)])
     .openapi({
       description:
         'Event types, or `*` for all that you publish. `endpoint.disabled`, `endpoint.recovered` and `delivery.dead_lettered` are the service’s own: name them to be told what happens to your other endpoints.',

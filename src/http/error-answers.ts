@@ -19,7 +19,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
   },
   invalid_request: {
     cause:
-      'A field, parameter or header is missing, unknown or out of bounds, or a list would go through too much; `details` names every one of them, with its bound',
+      'A field, parameter or header is missing, unknown or out of bounds, or a list would go through too much; `details` names them, up to 20, each with its bound',
     remedy: 'Correct what `details` names',
     details: [problems, [{ path: 'event_type', message: 'must be at most 128 characters' }]],
   },

@@ -6,9 +6,7 @@ import { answers } from './schemas.ts'
 /** A database that does not answer in this time is as good as gone for whoever asks. */
 export const HEALTH_PATIENCE_MS = 750
 
-const state = z.object({
-  status: z.enum(['ok', 'unavailable']),
-  database: z.enum(['ok', 'unreachable']),
+const about = z.object({
   version: z.string().openapi({ example: '0.1.0' }),
   mode: z.enum(['all', 'api', 'worker']),
 })
@@ -23,8 +21,16 @@ const health = createRoute({
     'Of the process that answers, in every mode; within a second whatever the database does. Asked over a connection of its own, so that load alone never makes it 503.',
   security: [],
   responses: {
-    200: answers('Both answer', state.extend({ ok: z.literal(true) })),
-    503: answers('The database does not answer', state.extend({ ok: z.literal(false) })),
+    200: answers(
+      'Both answer',
+      z.object({ ok: z.literal(true), status: z.literal('ok'), database: z.literal('ok') }).extend(about.shape),
+    ),
+    503: answers(
+      'The database does not answer',
+      z
+        .object({ ok: z.literal(false), status: z.literal('unavailable'), database: z.literal('unreachable') })
+        .extend(about.shape),
+    ),
   },
 })
 

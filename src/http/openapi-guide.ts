@@ -27,7 +27,7 @@ Webhook delivery: publish an event once, and every subscribed endpoint gets it s
 \`Authorization: Bearer <key>\`: a tenant’s API key for its own routes, the operator’s admin key for \`/v1/admin/*\`. A tenant sees its own records only; another tenant’s record answers exactly as a missing one does. Keys are for servers: there are no CORS headers.
 
 ## Requests and answers
-Bodies are JSON in UTF-8, nested at most 64 deep. Unknown fields and query parameters of lists are refused, and all mistakes of a request are reported at once. Checks come in this order: bearer token, rate limit, request, record.
+Bodies are JSON in UTF-8, nested at most 64 deep. Unknown fields and query parameters of lists are refused, and all mistakes of a request (20 at most) are reported at once. Checks come in this order: bearer token, rate limit, request, record.
 
 A body of success is flat: \`ok: true\` beside the record’s fields. Ids are UUIDv7; times are ISO 8601 in UTC with milliseconds. \`X-Request-Id\` is on every answer: yours, if you sent one that is sane.
 

@@ -20,6 +20,7 @@ const HEADERS = {
   ),
   RateLimitRemaining: header('integer', 'How many of them are left.', 5999),
   RateLimitReset: header('integer', 'Seconds until the next window begins.', 42),
+  WwwAuthenticate: header('string', 'The scheme that is asked for.', 'Bearer'),
   RetryAfter: header('integer', 'Seconds to wait; with `rate limit exceeded` and `service overloaded` only.', 42),
 }
 
@@ -29,6 +30,7 @@ const ref = (kind: string, name: string) => ({ $ref: `#/components/${kind}/${nam
 type Media = { schema?: Schema; example?: unknown; examples?: unknown }
 type Response = { headers?: Record<string, unknown>; content?: Record<string, Media> }
 type Operation = {
+  operationId?: string
   security?: Record<string, unknown>[]
   parameters?: unknown[]
   requestBody?: { content: Record<string, Media> }
@@ -97,9 +99,9 @@ function complete(operation: Operation, schemas: Record<string, Schema>): void {
           'X-RateLimit-Remaining': ref('headers', 'RateLimitRemaining'),
           'X-RateLimit-Reset': ref('headers', 'RateLimitReset'),
         }),
-      ...([ERRORS.rate_limited, ERRORS.overloaded].some(([of]) => of === Number(status)) && {
-        'Retry-After': ref('headers', 'RetryAfter'),
-      }),
+      ...(Number(status) === ERRORS.missing_token[0] && { 'WWW-Authenticate': ref('headers', 'WwwAuthenticate') }),
+      ...([ERRORS.rate_limited, ERRORS.overloaded].some(([of]) => of === Number(status)) &&
+        operation.operationId !== 'getHealth' && { 'Retry-After': ref('headers', 'RetryAfter') }),
     }
     addExamples(response.content, schemas)
   }

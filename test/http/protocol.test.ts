@@ -23,6 +23,7 @@ function assertOurs(answer: RawAnswer | null, status: number, error: string | nu
   assert.equal(answer.headers.get('referrer-policy'), 'no-referrer')
   assert.equal(answer.headers.get('cache-control'), 'no-store')
   assert.equal(answer.headers.get('access-control-allow-origin'), null)
+  assert.equal(answer.headers.get('www-authenticate'), status === 401 ? 'Bearer' : null)
   const body = JSON.parse(answer.body)
   assert.equal(body.ok, error === null)
   assert.equal(body.error, error ?? undefined)
