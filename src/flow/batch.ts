@@ -1,23 +1,23 @@
 import { isRefusal, isRetryable, isTooSlow } from '../db.ts'
 
-/** A batch that took longer waited for others, in front of the database or of its locks. */
+/** A batch that takes longer has waited for others' batches: for the database's attention, or for its locks. */
 const BUSY_MS = 10
 const PAUSE_MS = 5
 
 /**
- * Natural batches: whatever arrived while the last batch ran is the next batch; alone, an item is a batch of one. Nothing waits
- * for a timer, but where the database is busy with others' batches: fewer and larger ones do it good, and everybody is served
- * sooner. `run` gets 1 to `max` items and answers with one result per item, in order; after a batch that took the database too
- * long, half as many, for it would take too long again. When the database refuses a batch, its items run one by one, so that a
- * bad one fails alone. Who has waited for longer than `patienceMs` is rejected: nobody waits for the answer any more, and those
- * who do come sooner.
+ * Natural batches: whatever arrived while the last batch ran is the next batch; a lone item is a batch of one. Nothing waits for
+ * a timer, unless the database is busy with other processes' batches: then fewer and larger ones get everybody through sooner.
+ *
+ * `run` gets 1 to `max` items and returns one result per item, in order. After a batch that took the database too long it gets
+ * half as many. If the database refuses a batch, its items run one by one, so that a bad one fails alone. An item that has waited
+ * longer than `patienceMs` is rejected: nobody waits for it any more, and the others are served sooner.
  */
 export function createBatcher<Item, Result>(options: {
   max: number
-  /** A batch ends where its items weigh more than this together; a heavier one goes alone. */
+  /** The items of a batch weigh at most this together; a heavier item runs alone. */
   maxWeight?: number
   weigh?: (item: Item) => number
-  /** Whose an item is. Owners take turns within a batch, so that none waits for all that another has brought. */
+  /** Whose an item is. Owners take turns, so that none waits for everything that another has brought. */
   owner?: (item: Item) => string
   patienceMs?: number
   run: (items: Item[]) => Promise<Result[]>
@@ -28,7 +28,7 @@ export function createBatcher<Item, Result>(options: {
   let running = false
   let most = options.max
 
-  /** Answers with what tells those who wait how it went. */
+  /** Returns a function that tells the waiting callers how it went. */
   async function run(batch: Waiting[]): Promise<() => void> {
     try {
       const results = await options.run(batch.map((entry) => entry.item))
@@ -60,7 +60,7 @@ export function createBatcher<Item, Result>(options: {
     void run(batch).then((tell) => {
       const isBusy = tookAll && performance.now() - begun > BUSY_MS
       if (isBusy && waiting.length > 0 && waiting.length < most) setTimeout(goOn, PAUSE_MS)
-      // The database has the next one while what follows from this one is done.
+      // The database works on the next batch while this one's callers go on.
       else goOn()
       tell()
     })
@@ -83,7 +83,7 @@ export function createBatcher<Item, Result>(options: {
     return [...batch]
   }
 
-  /** Everybody's first in the order of arrival, then everybody's second, and so on. */
+  /** Each owner's first item in order of arrival, then each owner's second, and so on. */
   function inTurn(): Waiting[] {
     const seen = new Map<string, number>()
     const line = waiting.map((entry) => {
@@ -105,7 +105,7 @@ export function createBatcher<Item, Result>(options: {
   return (item) =>
     new Promise((resolve, reject) => {
       waiting.push({ item, since: performance.now(), resolve, reject })
-      // A turn later, so that requests that arrive in one read of the socket share a batch.
+      // A turn later, so that requests that were read from sockets together share a batch.
       if (waiting.length === 1) setImmediate(next)
     })
 }

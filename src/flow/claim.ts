@@ -5,37 +5,37 @@ import type { Place } from '../line.ts'
 export type Claim = {
   tenantId: string
   deliveryId: string
-  /** pg-boss's fence: it names this claim and no later one of the same job. */
+  /** pg-boss's fence: names this claim, and no later one of the same job. */
   job: { id: string; retryCount: number }
-  /** The number that this attempt gets, counted over all replays from 1. */
+  /** The number of this attempt, from 1, counted over all replays. */
   attemptNumber: number
-  /** Attempts that have a record; more than one behind `attemptNumber` when a worker was lost. */
+  /** How many attempts have a record: less than `attemptNumber - 1` if a worker was lost. */
   recordedAttempts: number
   status: 'pending' | 'retrying'
   eventId: string
   eventType: string
-  /** Null where it is too large to be part of a claim: then it is loaded when there is room for it (flow/payload.ts). */
+  /** Null if it is too large to be part of a claim; it is loaded when there is room for it (flow/payload.ts). */
   payload: string | null
   payloadBytes: number
   endpointId: string
   url: string
   /** Sealed signing secrets, in hexadecimal, newest first. */
   secrets: string[]
-  /** False when the month's attempts are used up: the delivery must not be sent. */
+  /** False if the month's attempts are used up: it must not be sent. */
   withinQuota: boolean
-  /** How many attempts the endpoint takes at once; null when only the worker's own cap holds. */
+  /** How many attempts the endpoint may have at once; null if only the worker's own cap applies. */
   atOnce: number | null
-  /** For a paced endpoint: when the attempt may start, by performance.now(), which nobody sets; else null. */
+  /** When the attempt may start if its endpoint is paced, by performance.now(); else null. */
   startAt: number | null
   /** The database's clock minus this process's, in milliseconds. */
   clockOffsetMs: number
-  /** While this process has it in hand (flow/in-hand.ts), how. */
+  /** How this process has it in hand (flow/in-hand.ts); null once it has let go. */
   hand: Hand | null
-  /** While its request is under way (flow/lanes.ts), since when, by performance.now(). */
+  /** Since when its request has been under way (flow/lanes.ts), by performance.now(); else null. */
   underWay: Place<number> | null
 }
 
-/** `freeSlot` is null as long as it has no slot. `isAnswered`: its slot is free, and its record is still to be stored. */
+/** `freeSlot` is null while it has no slot. `isAnswered`: its request is over, its slot free, and its record not stored yet. */
 type Hand = { place: Place<ClaimedJob>; takeSlot: () => () => void; freeSlot: (() => void) | null; isAnswered: boolean }
 
 /** What it takes to put a claimed job away. */
@@ -45,8 +45,8 @@ export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 
 export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[] }
 
 /**
- * A claim's answer must come within the pool's patience however large the payloads are, or every worker would ask for the
- * same ones again and again, and nobody would get anything. Postgres knows the length of a payload without reading it.
+ * A claim's answer must arrive within the pool's patience however large the payloads are, or every worker would ask for the
+ * same jobs for ever. Postgres knows the length of a payload without reading it.
  */
 const MAX_CLAIMED_BYTES = 64 * 1024
 
@@ -74,7 +74,7 @@ type Row = {
 
 /**
  * The returned function claims at most `max` due jobs, first attempts or retries, and reads what they need. `thorough`: also
- * what has come back to a place in the queue that claiming has left behind (waybill.claim).
+ * those that have returned to a part of the queue that claiming has already passed (waybill.claim).
  */
 export function createClaim(pool: Pool, monthlyAttempts: number) {
   let clockOffsetMs = 0
@@ -87,7 +87,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
         at_once, sendable, within_quota, date_part('epoch', now) * 1000 as now_ms
       from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
     const now = rows[0]?.now_ms
-    // The database read its clock in between; what that allows stays as it was, so that a slow answer moves nothing.
+    // The database read its clock between asking and now. An offset that fits is kept, so that a slow answer does not move it.
     if (now !== undefined) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - Date.now()), now - asked)
     return sortOut(rows, clockOffsetMs)
   }
@@ -132,7 +132,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
 export const secretsOf = ({ signing_secret, previous_secret }: Pick<Row, 'signing_secret' | 'previous_secret'>) =>
   previous_secret ? [signing_secret, previous_secret] : [signing_secret]
 
-/** Gives claims back as if they had not been made, with their places in the month. Those that have lapsed are left alone. */
+/** Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. */
 export async function unclaim(sql: Db, claims: Claim[]): Promise<void> {
   await sql`select waybill.unclaim(${claims.map(({ job }) => job.id)}::uuid[], ${claims.map(({ job }) => job.retryCount)}::int[])`
 }

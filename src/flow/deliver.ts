@@ -10,9 +10,9 @@ import { createSigner } from './sign.ts'
 import { createSpread } from './spread.ts'
 
 /**
- * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when
- * the request is over, resolves once the attempt is recorded, with what followed from it, and rejects when the sender is
- * interrupted, or as `withPayload` does: then there is nothing to record, and the claim should be handed back.
+ * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when the
+ * request is over and resolves, with what followed, once the attempt is recorded. It rejects if the sender is interrupted, and
+ * where `withPayload` does: then there is nothing to record, and the claim should be handed back.
  */
 export function createDeliver(deps: {
   sender: Sender
@@ -79,8 +79,8 @@ function attemptLine(claim: Claim, outcome: Outcome, { settled, nextAttemptAt }:
     error: outcome.error,
     duration_ms: outcome.durationMs,
     next_attempt_at: nextAttemptAt,
-    // False when the claim had lapsed and another worker has the delivery: this attempt happened but does not count. Null when
-    // nobody knows: recording it may have succeeded without an answer.
+    // False: the claim had lapsed and another worker has the delivery, so this attempt does not count. Null: unknown, since a
+    // try to record it that was not answered may have succeeded.
     settled,
   }
 }

@@ -2,21 +2,23 @@ import type { Log } from '../log.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createThoroughness } from './thorough.ts'
 
-/** First attempts and retries are fetched apart, so that neither can starve the other. */
+/** First attempts and retries are fetched separately, so that neither can starve the other. */
 export type Kind = 'first' | 'retry'
 
-/** Most retries become due by time alone, which tells nobody, so an idle dispatcher looks this often. */
+/** Nobody is notified when a retry becomes due, so an idle dispatcher looks this often. */
 const POLL_MS = 500
-/** With few free slots, as much is waited between fetches: one fetch for several slots costs no more than for one. */
+/** The pause between fetches when few slots are free: a fetch for several costs no more than one for a single slot. */
 const PAUSE_MS = 5
 const MAX_BATCH = 100
 
 /**
- * Keeps `slots` taken: fetches as many items as are free, never more, so that a slow receiver holds one slot and no batch.
- * Retries get at most half of the slots, so that a first attempt finds one; while both kinds have a backlog, at most a quarter
- * and at least an eighth. `fetch` claims at most `max` items, now and then from the whole queue (`thorough`), else from where
- * claiming has got to, and answers how many it found; for each that is under way it takes a slot, by `take`, and calls the
- * function that it got when the item ends (once counts, however often it is called). `wake` says that there are first attempts, and whether there are retries as well.
+ * Keeps `slots` filled: fetches as many items as there are free slots, never more, so that a slow receiver blocks one slot and
+ * not a batch. Retries get at most half of the slots, so that a first attempt finds one; while both kinds have a backlog, at
+ * most a quarter and at least an eighth.
+ *
+ * `fetch` claims at most `max` items and returns how many it found. Usually it goes on from where claiming has got to; now and
+ * then it searches the whole queue (`thorough`). For each item under way it takes a slot with `take`, and calls the returned
+ * function when the item ends; calling it again does nothing. `wake` announces first attempts, and with `retries` also those.
  */
 export function startDispatcher(options: {
   slots: number
@@ -25,11 +27,11 @@ export function startDispatcher(options: {
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
   const { slots } = options
   const inHand = { first: 0, retry: 0 }
-  /** Whether the last fetch found all that it asked for. */
+  /** Whether the last fetch found as many as it asked for. */
   const backlog = { first: false, retry: false }
-  /** Whether there may be some that no fetch has looked for. */
+  /** Whether some may have come since the last fetch. */
   const announced = { first: true, retry: true }
-  /** What a fetch may ask for: half as much after one that failed. It may have been too much to come in time, and would be again. */
+  /** How many a fetch may ask for: half as many after one that failed, since its answer may have been too much to arrive in time. */
   const most = { first: MAX_BATCH, retry: MAX_BATCH }
   let lastLook = -POLL_MS
   let looks = 0
@@ -73,7 +75,7 @@ export function startDispatcher(options: {
     }
     if (announced.first || backlog.first || mustLook) {
       const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
-      // A single slot is for the one and the other by turns.
+      // With a single slot, the two kinds take turns.
       const forLook = mustLook && (slots > 1 || looks % 2 === 0) ? 1 : 0
       await fetch('first', free() - Math.max(share, forLook))
     }

@@ -9,21 +9,21 @@ import { until } from './pacing.ts'
 import { PayloadLate } from './payload.ts'
 
 const NOT_HERE_MS = 1000
-/** What is the lot of every delivery, as without any name server, is told once in this time, with how many more there were. */
+/** What befalls every delivery, as when no name server answers, is logged once in this time, with the number of others. */
 const TELL_MS = 1000
-/** How many requests, for each slot, may wait for their record without one. A busy worker records a hundred while the next hundred comes. */
+/** How many answered attempts per slot may wait for their record without one. A busy worker records a hundred while it makes the next. */
 const UNRECORDED = 1.5
 
 /**
- * What a worker has claimed and not let go of yet, started or waiting for its endpoint or its moment, and the ways in which
- * it is put away unsent. Whatever those cannot do, because the database is away for long, lapses and comes again.
- * `slots` is how many may be under way; as many more may wait for their endpoint. `closing` ends what waits.
+ * What a worker has claimed and not let go of yet, whether under way or waiting for its endpoint or its moment, and the ways to put
+ * it away unsent. If the database is away for too long to do that, the claims lapse, and the deliveries are claimed again.
+ * `slots` is how many may be under way; as many more may wait for their endpoint. `closing` ends all waiting.
  */
 export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSignal; log: Log }) {
   const { pool, closing, log } = deps
-  /** By claim: when one lapses, this very worker may claim the delivery again. */
+  /** Claims, not deliveries: when one lapses, this same worker may claim the delivery again. */
   const kept = new Line<ClaimedJob>()
-  /** How many of them have no slot: since they wait or are put away, and since their record is still to be stored. */
+  /** How many have no slot because they wait or are being put away; and because only their record is still to be stored. */
   let waiting = 0
   let answered = 0
   const mostAnswered = Math.floor(UNRECORDED * deps.slots)
@@ -56,7 +56,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     }
   }
 
-  /** They stay in hand until they are held: claims that lapse count as attempts whose worker was lost. */
+  /** They stay in hand until that is done: a claim that lapses counts as an attempt whose worker was lost. */
   async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
     await insist(
       () => holdDeliveries(pool, claims, { counted }),
@@ -65,23 +65,23 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   }
 
   return {
-    /** Without a slot, which it gets from `takeSlot`. */
+    /** Takes a claim in hand, without a slot: `takeSlot` gives it one. */
     take(claim: ClaimedJob, takeSlot: () => () => void): void {
       claim.hand = { place: kept.join(claim), takeSlot, freeSlot: null, isAnswered: false }
       waiting++
     },
 
-    /** It is under way. */
+    /** A claim gets under way. */
     takeSlot,
 
-    /** It waits for its endpoint, so that the next one is at hand as soon as that has room. */
+    /** A claim waits for its endpoint. Beyond the bound it takes a slot for that, which slows claiming down. */
     wait(claim: ClaimedJob): void {
       if (waiting > deps.slots) takeSlot(claim)
     },
 
     /**
-     * The request of one is over, and another may go out while this one is recorded. With too many of those it is false: it keeps
-     * its slot, so that no more are sent than can be recorded.
+     * The request of a claim is over: its slot is free while the attempt is recorded. False if too many wait to be recorded;
+     * then it keeps its slot, so that no more are sent than can be recorded.
      */
     answered(claim: ClaimedJob): boolean {
       if (claim.hand === null || claim.hand.isAnswered || answered >= mostAnswered) return false
@@ -91,14 +91,14 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
       return true
     },
 
-    /** They are not in hand any more, and their slots are free. */
+    /** Lets go of claims, and frees their slots. */
     letGo,
 
     all: (): ClaimedJob[] => [...kept],
 
     /**
-     * As if they had never been claimed: an interrupted attempt is not a failed one, and costs no retry. When the database
-     * does not answer, the claims lapse instead.
+     * Gives claims back as if they had never been made: an interrupted attempt has not failed, and uses no retry. If the
+     * database does not answer, the claims lapse instead.
      */
     async handBack(claims: Claim[]): Promise<void> {
       if (claims.length === 0) return
@@ -111,18 +111,18 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     },
 
     /**
-     * Takes deliveries out of the queue until their endpoint takes something (flow/release.ts). `counted`: they have places in
-     * the month, which they give back.
+     * Takes deliveries out of the queue until their endpoint can take them (flow/release.ts). `counted`: their attempts have been
+     * counted against the month's limit, and are taken off it.
      */
     hold,
 
     /**
-     * Puts a delivery off that could not be sent for no fault of its own, at no cost: it comes again when its endpoint has
-     * room, behind what waited for the same. False when `reason` is none of those.
+     * Puts off a delivery that this process could not send, for `reason`: it is held, uses no retry, and comes again behind
+     * what its endpoint already has waiting. False if `reason` is something else.
      */
     async putOff(claim: Claim, reason: unknown): Promise<boolean> {
-      // Others may have the key that this process was started without, or files for a connection. It keeps its slot for a
-      // moment, or it would go in and out of the queue all the time.
+      // Another process may have the key, or a free file descriptor. The slot is kept for a moment, or the delivery would be
+      // claimed and put off all the time.
       const isNotHere = reason instanceof MissingKey || reason instanceof LocalFault
       if (!isNotHere && !(reason instanceof PayloadLate)) return false
       if (isNotHere) await until(performance.now() + NOT_HERE_MS, closing).catch(() => {})
@@ -137,8 +137,8 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 }
 
 /**
- * Their rows wait, `held`, until `release_held` queues them again with the retries that they have left. Held wrongly, because
- * the endpoint recovered meanwhile, they are released at the next look.
+ * Marks the rows `held` until `release_held` queues them again with the retries that they have left. If the endpoint has
+ * recovered meanwhile, the next look releases them.
  */
 async function holdDeliveries(pool: Pool, jobs: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
   const column = <T>(read: (job: ClaimedJob) => T) => jobs.map(read)

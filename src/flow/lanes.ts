@@ -1,13 +1,13 @@
 import { Line } from '../line.ts'
 import type { Claim } from './claim.ts'
 
-/** How long a released delivery counts as on its way here: another worker may have claimed it. */
+/** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
 const ARRIVAL_MS = 500
-/** What waits here must be done in about this time; what would take longer is held. */
+/** Claims wait here only if they are likely to start within this time; others are held. */
 const PATIENCE_MS = 300
-/** An endpoint's pace is what it finished in windows of this length, of attempts that took no longer than one. */
+/** An endpoint's pace is how many attempts it finished in a window of this length, not counting those that took longer than one. */
 const WINDOW_MS = 500
-/** Beyond this many times the patience a wait is over, whatever was foreseen. */
+/** A claim that has waited this many times `PATIENCE_MS` is held, whatever was expected. */
 const STALE = 4
 
 type Lane = {
@@ -27,46 +27,45 @@ export type Lanes = {
   /** `start` it now, let it `wait` here for its turn, or `full`: it has to be held. */
   admit(claim: Claim): 'start' | 'wait' | 'full'
   /**
-   * An attempt's request is over, since `endedAt`: answers the claim that takes its place, if one waits. Said again, it means
-   * nothing.
+   * The request of an attempt ended at `endedAt`. Returns the waiting claim that takes its place, if any. Calling it again for
+   * the same attempt does nothing.
    */
   next(claim: Claim, endedAt?: number): Claim | undefined
-  /** Claims that would have to wait longer than was foreseen; they are no longer waiting afterwards. */
+  /** Removes and returns the waiting claims that would have to wait longer than expected. */
   takeStale(): Claim[]
-  /** All claims that wait; none is waiting afterwards. */
+  /** Removes and returns all waiting claims. */
   takeWaiting(): Claim[]
-  /** These are the endpoints of which deliveries are held. */
+  /** Tells which endpoints have held deliveries. */
   noteHeld(endpointIds: Set<string>): void
   /**
-   * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, half of what it can have in hand
-   * here at least, and answers how many; for half a second they start on arrival, whatever has come in between.
+   * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
+   * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between.
    */
   reserve(tenantId: string, endpointId: string, wanted: number): number
-  /** `count` of the places that were kept are not needed. */
+  /** Gives up `count` of the places that `reserve` kept. */
   giveBack(endpointId: string, count: number): void
-  /** Whether it is time to release more: half of what the endpoint can have in hand here, or more, is free. */
+  /** Whether it is time to release more: at least half of the endpoint's room here is free. */
   isRoomy(endpointId: string): boolean
-  /** What the endpoint finishes in half a second, as far as is known. */
+  /** How many attempts the endpoint finishes in half a second, as far as is known. */
   pace(endpointId: string): number
-  /** How many more slots endpoints of the tenant may take that are not known to be quick. */
+  /** How many more slots the tenant's endpoints that are not known to be quick may take together. */
   spare(tenantId: string): number
   /** How many of the endpoint's deliveries are started, waiting or arriving. */
   busy(endpointId: string): number
-  /** How many of them this process can make use of: what it starts at once, or finishes in half a second. */
+  /** The endpoint's room: how many of its deliveries this process can start at once, or finish in half a second. */
   room(endpointId: string): number
 }
 
 /**
- * The attempts under way in this process, by endpoint, such that no endpoint takes the worker from the others:
- * - at most `cap` requests at once;
- * - and at most a quarter of the slots in which no other is stuck. A slot is stuck when its lane does not turn it over within
- *   a window; so each endpoint that hangs takes less than the one before, and leaves room for others. One that keeps
- *   finishing has what its pace asks for: it is never slowed;
- * - the endpoints of one tenant that do not turn theirs over, together at most half of what others leave;
- * - others wait here only as long as the endpoint is fast enough to come to them soon; what does not fit is held, so a
- *   slow endpoint fills neither the slots nor the memory;
- * - while deliveries of a slow endpoint are held, what is new takes at most half of its places, and what was released, oldest
- *   first, those that were kept for it.
+ * One lane per endpoint for the attempts in this process, such that no endpoint takes the worker from the others:
+ * - An endpoint has at most `cap` requests under way.
+ * - One that keeps finishing gets as many slots as its pace asks for. Any other gets at most a quarter of the slots that are
+ *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
+ *   less than the one before it, and there is always room for one more.
+ * - The endpoints of one tenant that do not turn their slots over get together at most half of those that other tenants leave.
+ * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
+ *   fills neither slots nor memory.
+ * - While a slow endpoint has held deliveries, new ones get at most half of its places; the others are for released ones.
  */
 export function createLanes({
   cap,
@@ -102,7 +101,7 @@ export function createLanes({
 
   const inHand = (lane: Lane, now: number) => lane.started.size + lane.waiting.length + arriving(lane, now)
 
-  /** Attempts that the endpoint finishes in a window, as far as is known. */
+  /** How many attempts the endpoint finishes in a window, as far as is known. */
   function paceOf(lane: Lane, now: number): number {
     const age = now - lane.window.since
     if (age >= WINDOW_MS) {
@@ -112,13 +111,13 @@ export function createLanes({
     return Math.max(lane.lastWindow, lane.window.finished)
   }
 
-  /** What the endpoint has in hand beyond what it finishes in a window. One that has nothing is not looked at, so that it is forgotten. */
+  /** How many it has in hand beyond its pace. An idle lane's window is left to age, so that `takeStale` can drop the lane. */
   function stuckIn(lane: Lane, now: number): number {
     const count = inHand(lane, now)
     return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))
   }
 
-  /** Counted anew every millisecond, and kept up in between. */
+  /** Counted anew at most once a millisecond; `addStuck` keeps the count current in between. */
   function countStuck(now: number): void {
     if (now - stuck.at < 1) return
     stuck = { at: now, count: 0, byTenant: new Map() }
@@ -131,28 +130,27 @@ export function createLanes({
     stuck.byTenant.set(tenantId, (stuck.byTenant.get(tenantId) ?? 0) + count)
   }
 
-  /** A quarter of the slots in which no other lane is stuck. */
+  /** A quarter of the slots that are not stuck in other lanes. */
   function share(lane: Lane, now: number): number {
     countStuck(now)
     return Math.max(1, Math.floor((slots - stuck.count + stuckIn(lane, now)) / 4))
   }
 
-  /** How many more slots may be stuck for a tenant: in all half of those in which no other tenant is. */
+  /** How many more slots a tenant may have stuck: in all, half of those that are not stuck for other tenants. */
   function spareOf(tenantId: string, now: number): number {
     countStuck(now)
     const own = stuck.byTenant.get(tenantId) ?? 0
     return Math.max(1, Math.floor((slots - stuck.count + own) / 2)) - own
   }
 
-  /** What may be under way at once. */
+  /** How many may be under way at once. */
   const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
 
-  /** What this process can make use of: what it starts at once, or finishes in half a second. */
   const roomOf = (lane: Lane, now: number) => Math.max(limitOf(lane, now), paceOf(lane, now))
 
   const isRoomy = (lane: Lane, now: number) => inHand(lane, now) <= roomOf(lane, now) / 2
 
-  /** Nothing has been under way for long: there is no telling yet how fast the endpoint is. */
+  /** Whether nothing has been under way for long, so that nobody knows yet how fast the endpoint is. */
   function isFresh(lane: Lane, now: number): boolean {
     const [oldest] = lane.started
     return oldest === undefined || now - oldest <= PATIENCE_MS
@@ -169,12 +167,12 @@ export function createLanes({
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
       if (isNew && spareOf(claim.tenantId, now) <= 0) return 'full'
-      // Or what is held, which is older, would find no place as long as others come. Probes and what is paced were held, if late.
+      // Else held deliveries, which are older, would find no place as long as new ones come. Probes and paced ones come from there.
       const wasHeld = claim.atOnce !== null || claim.startAt !== null
       if (isNew && lane.held && !wasHeld && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
       if (lane.started.size < limit) {
-        // A paced one is not under way before its slot.
+        // A paced attempt is not under way before its time slot.
         claim.underWay = lane.started.join(Math.max(now, claim.startAt ?? 0))
       } else {
         const most = Math.max(inPatience(lane, now), isFresh(lane, now) ? share(lane, now) : 0)
@@ -190,7 +188,7 @@ export function createLanes({
       const now = clock()
       lane.started.leave(claim.underWay)
       paceOf(lane, now)
-      // What a deadline has ended says nothing about how many more the endpoint could take.
+      // One that was ended by its deadline says nothing about how many more the endpoint could take.
       if (endedAt - claim.underWay.value <= WINDOW_MS) lane.window.finished++
       claim.underWay = null
       const entry = lane.waiting.shift()
@@ -202,7 +200,7 @@ export function createLanes({
       const stale: Claim[] = []
       for (const [endpointId, lane] of lanes) {
         const keep = isFresh(lane, now) ? lane.waiting.length : 2 * inPatience(lane, now)
-        // The newest go first, so that those which stay are in order.
+        // The newest are removed, so that those that stay are in order.
         if (lane.waiting.length > keep) stale.push(...lane.waiting.splice(keep).map(({ claim }) => claim))
         while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - STALE * PATIENCE_MS) {
           stale.push((lane.waiting.shift() as Lane['waiting'][number]).claim)

@@ -4,15 +4,15 @@ import { createRoom } from '../room.ts'
 import { type Claim, secretsOf } from './claim.ts'
 import { insist } from './insist.ts'
 
-/** What payloads take together that are not part of their claims, from loading until the request is over. */
+/** Room for payloads that are not part of their claims, each from loading until its request is over. */
 const ROOM_BYTES = 64 * 1024 * 1024
-/** Recording, holding and releasing need the pool's other connections, and a large payload may take all of its patience. */
+/** Loads at once: a large payload may take all of the pool's patience, and recording needs its other connections. */
 const LOADS_AT_ONCE = 4
-/** For room, then for one of the loads, and for trying: what waits keeps a slot, which others could use. */
+/** How long a payload may wait for room, for its turn to load, and for the database: it keeps a slot that others could use. */
 const ROOM_PATIENCE_MS = 10_000
 const LOAD_PATIENCE_MS = 5000
 
-/** There was no room for the payload in time, the database did not give it, or the endpoint is inactive since: nothing was sent. */
+/** Nothing was sent: there was no room for the payload in time, the database did not deliver it, or the endpoint is inactive now. */
 export class PayloadLate extends Error {}
 
 type Row = {
@@ -24,17 +24,16 @@ type Row = {
 }
 type Loaded = { claim: Claim; payload: string }
 
-/** Runs `work`, which makes a claim's request, with the claim, as it is by then, and its payload. */
+/** Runs `work`, which makes a claim's request, with the claim, brought up to date, and its payload. */
 export type WithPayload = <Result>(
   claim: Claim,
   work: (claim: Claim, payload: string) => Promise<Result>,
 ) => Promise<Result>
 
 /**
- * Payloads that are too large to be part of a claim are loaded one by one, when there is room for them: first come, first
- * served, and a tenant gets at most half of what the others leave. The endpoint may be another by then, so its URL and secrets
- * come with it. Throws `PayloadLate` when one does not come, and the
- * reason of `closing` when that aborts first.
+ * Payloads that are too large to be part of a claim are loaded separately when there is room for them: first come, first served,
+ * and a tenant gets at most half of what the others leave. The endpoint may have changed by then, so its URL and secrets are read
+ * with the payload. Throws `PayloadLate` if it cannot be had, and the reason of `closing` if that aborts first.
  */
 export function createPayloads({ pool, closing, log }: { pool: Pool; closing: AbortSignal; log: Log }): WithPayload {
   const refusal = () => new PayloadLate('no room in time')
@@ -52,7 +51,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
         where e.tenant_id = ${claim.tenantId} and e.event_id = ${claim.eventId}
           and p.tenant_id = ${claim.tenantId} and p.endpoint_id = ${claim.endpointId}`,
     )
-    // A delivery that is not finished keeps its event, and its endpoint.
+    // There is one: retention keeps the event of an unfinished delivery, and endpoints are never deleted.
     if (row === undefined) throw new Error('the event is gone')
     if (!row.is_active) return null
     return { claim: { ...claim, url: row.url, secrets: secretsOf(row) }, payload: row.payload }
@@ -84,7 +83,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
   }
 }
 
-/** As `promise`, unless the signal aborts first: then it rejects at once, with its reason. */
+/** Settles as `promise`, or rejects with the signal's reason as soon as that aborts. */
 function unless<T>(signal: AbortSignal, promise: PromiseLike<T>): Promise<T> {
   return new Promise((resolve, reject) => {
     const stop = () => reject(signal.reason)

@@ -5,7 +5,7 @@ import { isSameJson } from '../json.ts'
 import { createRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
 
-/** The service's own limits, which a tenant's override (rate 0: no rate limit). */
+/** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
 export type PublishLimits = {
   rate: number
   window_seconds: number
@@ -17,8 +17,8 @@ export type PublishLimits = {
 type Event = { type: string; payload: string; idempotencyKey: string | null }
 
 /**
- * A request whose body was refused counts against the rate limit like one with an event. One whose body has not been read
- * counts where there is no place left for it; else it is to come again.
+ * A request whose body was refused counts against the rate limit like any other. One whose body is `unread` counts only if
+ * the window is full; otherwise its body is read first, and it is submitted again.
  */
 export type PublishRequest = { tenantId: string; event: Event | 'refused' | 'unread' }
 
@@ -61,27 +61,27 @@ type Row = {
   window_left: number
 }
 
-/** One finds a key whose event is gone, the next publishes with it; both again where retention is just at it. */
+/** One round finds an idempotency key whose event retention has removed, the next publishes; one more in case retention runs meanwhile. */
 const MOST_ROUNDS = 3
 
 const MAX_BATCH = 100
-/** Of payloads, in characters: the database and the driver each hold a batch several times over. */
+/** Of all payloads of a batch, in characters: the database and the driver each hold several copies of it. */
 const MAX_BATCH_LENGTH = 2 * 1024 * 1024
-/** What a delivery counts for beside them: a batch makes some two thousand, or those who wait for it would wait for long. */
+/** What each delivery adds to that: a batch makes some two thousand at most, so that nobody waits long for it. */
 const DELIVERY_LENGTH = 1024
 
-/** Of payloads that are compared at once with the first ones of their keys, those included. */
+/** Of the payloads that are being compared with the originals of their idempotency keys, originals included. */
 const COMPARED_BYTES = 1024 * 1024
-/** The answer is due in 4 seconds, and the batch has had its share of them. */
+/** The answer is due in 4 seconds, and the batch has already taken some of them. */
 const LINE = { maxWaiting: 1000, maxWaitMs: 1000, refusal: () => new AppError('overloaded') }
 
 /**
  * Accepting events. The returned function resolves when the event, its deliveries, their jobs and all counters are
- * committed, or when the request is refused by a limit or its idempotency key; it rejects when the database fails, and
- * then nothing was stored.
+ * committed, or when the request is refused by a limit or its idempotency key. It rejects when the database fails: then
+ * nothing was stored, unless only the answer was lost.
  */
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
-  /** How many deliveries the last event of a tenant's type has made, and the tenant's last one: types are made up at will. */
+  /** How many deliveries the last event made, by tenant and type, and by tenant alone for types not seen yet. */
   const fanout = new LRUCache<string, number>({ max: 10_000 })
   const kindOf = (request: PublishRequest) => `${request.tenantId} ${eventOf(request)?.type}`
 
@@ -112,17 +112,17 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     },
   })
 
-  /** Of a request that comes again, so that it is not counted twice. */
+  /** For a request that is submitted again, so that it is counted once. */
   const uncount = ({ tenantId }: PublishRequest, row: Row) => pool`
     update waybill.rate_windows set count = count - 1
     where tenant_id = ${tenantId} and action = 'events:write' and window_start = ${row.window_start} and ${row.rate_limit} > 0`
 
-  /** Where retention has removed the event, its key goes as well. */
+  /** Removes a key whose event retention has removed. */
   async function freeKey(request: PublishRequest, row: Row): Promise<void> {
     await pool`
       delete from waybill.idempotency_keys k where tenant_id = ${request.tenantId} and key = ${eventOf(request)?.idempotencyKey ?? null}
         and not exists (select from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id)`
-    // Not in one transaction: a batch takes these rows in the other order.
+    // Not in one transaction: a batch locks these rows in the opposite order.
     await uncount(request, row)
   }
 
@@ -134,7 +134,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     const event = eventOf(request)
     if (row.same_text) return true
     if (event === null || event.type !== row.original_type) return false
-    // The largest count as half: two of them fit, and they are two tenants'.
+    // The largest count as half, so that two tenants can have one each.
     const bytes = Math.min(event.payload.length + (row.original_bytes ?? 0), COMPARED_BYTES / 2)
     return await room.hold(tenantId, bytes, async () => {
       const [original] = await pool<{ payload: string }[]>`

@@ -15,7 +15,7 @@ export type AttemptRecord =
   | { claim: Claim; outcome: null; verdict: { kind: 'over_quota' } }
 
 export type Recorded = {
-  /** False when the claim had lapsed: then nothing of the attempt was stored. Null when a try before may have stored it. */
+  /** False if the claim had lapsed: nothing was stored. Null if an earlier, unanswered try may have stored it. */
   settled: boolean | null
   nextAttemptAt: Date | null
   /** Whether the endpoint has deliveries that are held. */
@@ -25,9 +25,9 @@ export type Recorded = {
 const MAX_BATCH = 200
 
 /**
- * Recording attempts, in natural batches: the jobs, then the attempts, deliveries and counters of those whose claim still
- * held, then what follows for their endpoints. A worker that was thought dead changes nothing. Where all were
- * delivered, which is the rule, it is one statement; else one transaction.
+ * Records attempts in natural batches: finishes or fails their jobs, stores the attempts, deliveries and counters of those whose
+ * claim still held, then whatever follows for their endpoints. A worker that was thought dead changes nothing. If all were
+ * delivered, as is usual, this is one statement; else one transaction.
  */
 export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRules; log: Log }) {
   const { pool, boss, rules } = deps
@@ -37,12 +37,12 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       pool,
       attempts.map((attempt) => ({ ...attempt, ending: 'delivered', nextAttemptAt: null })),
     )
-    // A success moves a breaker that is not closed.
+    // A success moves only a breaker that is not closed.
     const isClosed = stored.standings.every(({ breaker }) => breaker === 'closed')
     return { ...stored, changes: isClosed ? [] : await observeStored(stored) }
   }
 
-  /** What has been stored stays so: should this fail, or the process end before it, the next success moves the breaker. */
+  /** The attempts are stored already. If this fails, or the process ends before it, the next success moves the breaker. */
   async function observeStored(stored: Omit<Stored, 'changes'>): Promise<StateChange[]> {
     try {
       return await transact(pool, async (sql) =>
@@ -90,17 +90,17 @@ const isoTime = createIsoTime()
 type Stored = { results: Result[]; standings: Standing[]; changes: StateChange[] }
 
 /**
- * Stores attempts (waybill.record), finishes the jobs of those that have not failed, and answers with those whose claim still
- * held and how their endpoints stand afterwards.
+ * Stores attempts (waybill.record) and finishes the jobs of those that have not failed. Returns those whose claim still held,
+ * and how their endpoints stand afterwards.
  */
 async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'>> {
   const column = <T>(read: (result: Result) => T) => results.map(read)
-  /** For what there seldom is: nothing at all stands for a list of nulls. */
+  /** For values that are usually all null: the list is null as well then. */
   const rare = <T>(read: (result: Result) => T | null) =>
     results.every((result) => read(result) === null) ? null : column(read)
   const fence = (result: Result) => (result.verdict.kind === 'failed' ? null : fenceOf(result))
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
-  // The driver takes lists of times as text only, and makes every text in a list of booleans false.
+  // The driver takes lists of times only as text, and would make every text in a list of booleans false.
   const startedAt = ({ claim, outcome }: Result) =>
     outcome ? isoTime(outcome.startedAt.getTime() + claim.clockOffsetMs) : null
   const standings = await sql<(Standing & { settled: string[] })[]>`
@@ -116,7 +116,7 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
       ${column(({ outcome }) => outcome?.responseBody ?? null)}::text[],
       ${column(({ outcome }) => String(outcome?.responseTruncated ?? false))}::text[]::boolean[])`
   const settled = new Set(standings.flatMap((standing) => standing.settled))
-  // Of a delivery that this process has claimed again, the last claim is the one that held.
+  // If this process has claimed a delivery twice, the last claim is the one that held.
   const last = new Map<string, Result>()
   for (const result of results) {
     const { deliveryId, job } = result.claim
