@@ -7,7 +7,7 @@ export type Db = postgresTypes.ISql
 /** The pool itself: what can open transactions and listen. */
 export type Pool = postgresTypes.Sql
 
-/** What a query of a request or a worker may take: less than a request may (http/deadline.ts). */
+/** How long a query of a request or a worker may take: less than the request itself (http/deadline.ts). */
 export const PATIENCE_MS = 3000
 
 /**
@@ -15,11 +15,12 @@ export const PATIENCE_MS = 3000
  * hand (`force_custom_plan`): ids are bounds on partitions, and a generic plan would open every day there is.
  *
  * A statement that takes longer than `patienceMs` is cancelled by the database, and one that is not answered at all ends its
- * connection half a second later; 0 waits for ever. What is idle is probed every few seconds by both sides, so that neither
- * keeps a connection, or its locks, that the other has lost.
+ * connection half a second later; 0 waits for ever. Both sides probe idle connections every few seconds, so that neither keeps
+ * one, or its locks, that the other has lost.
  *
  * `claims: true` is for claiming jobs: its commits return before they are on disk. A crash may forget a claim. `reads: true`
- * is for queries that may be slow: none is sent behind another, but waits for a connection. Such a pool has no transactions.
+ * is for queries that may be slow: instead of being sent behind another one, each waits for a free connection. Such a pool has
+ * no transactions.
  */
 export function openDb(
   url: string,
@@ -36,19 +37,19 @@ export function openDb(
     connect_timeout: Math.min(5, patienceMs / 1000 || 5),
     // The driver's own backoff grows to 20 s, and every query waits for it: a database that is back is found at once.
     backoff: () => 0.25,
-    // Where queries may take long, or come seldom, a dead connection would be found out late: none is kept.
+    // A dead connection would be found out late where queries are slow or rare, so idle ones are soon closed.
     idle_timeout: patienceMs > PATIENCE_MS || reads ? 5 : 300,
     max_lifetime: 3600,
-    // Whoever waits for ever keeps a lock with the connection, also while it is not used.
+    // A pool without patience keeps a lock on its connection, which must stay also while it is idle.
     ...(patienceMs === 0 && { idle_timeout: 0, max_lifetime: 0 }),
     keep_alive: 5,
     connection: {
       application_name: `waybill ${options.name}`,
-      // What the driver can read, whatever the server, the database or the role says.
+      // What the driver can read, whatever server, database or role are set to.
       DateStyle: 'ISO',
       bytea_output: 'hex',
       plan_cache_mode: 'force_custom_plan',
-      // Up to Postgres 17 a plan that avoids what is off (`enable_seqscan`) counts as so expensive that it is compiled at each use.
+      // Up to Postgres 17, plans made with `enable_seqscan` off count as so expensive that they would be compiled at each use.
       jit: 'off',
       statement_timeout: patienceMs,
       idle_in_transaction_session_timeout: 10_000,
@@ -66,11 +67,11 @@ export function openDb(
 const PULSE_MS = 5000
 
 /**
- * Keeps asking over the connection on which `pool` listens, which says nothing by itself and would never notice that
- * it leads nowhere: unanswered, it is closed, and the driver listens anew. Returns what ends it.
+ * Keeps querying over the connection on which `pool` listens, which would otherwise never notice that it leads nowhere: without
+ * an answer it is closed, and the driver listens again. Returns a function that ends this.
  */
 export function watchListening(pool: Pool): () => void {
-  // The driver keeps the pool of one that it listens on here; it came with the first `listen`.
+  // Where the driver keeps the pool of one connection that it listens on, from the first `listen` on.
   const { listen } = pool as Pool & { listen: { sql?: Pool } }
   const timer = setInterval(() => {
     if (listen.sql) listen.sql`select 1`.catch(() => {})
@@ -85,14 +86,14 @@ const START_PAUSE_MS = 500
 const PASSING = ['57P03', '57P01', '53300']
 
 /**
- * Resolves when the database answers, so that it makes no difference who of the two starts first. Throws what it says when
- * it refuses (wrong password, no such database), and the last failure when it has not been there for a minute.
+ * Resolves when the database answers, so that it does not matter which of the two starts first. Throws its error if it refuses
+ * (wrong password, no such database), and the last failure if it cannot be reached for a minute.
  */
 export async function untilReachable(url: string, log: Log): Promise<void> {
   const until = performance.now() + START_PATIENCE_MS
   for (let tries = 1; ; tries++) {
     const pool = openDb(url, { log, name: 'start', max: 1 })
-    // Its failure would be nobody's to catch (learnTypes).
+    // Nobody could catch the failure of that query (learnTypes).
     pool.options.fetch_types = false
     try {
       await pool`select 1`

@@ -1,22 +1,19 @@
 import { registerHooks } from 'node:module'
 
 /**
- * The driver, mended. Its source is corrected while it is loaded; a version whose source is another fails the start, and
- * tests would fail without each of this.
+ * The Postgres driver, patched. Its source is corrected as it is loaded. A version with another source fails the start, and
+ * without any one of the corrections a test fails.
  *
- * postgres 3.4.9 writes small messages a turn later and does not look whether the connection is still there: losing the
- * database at that moment throws where nobody can catch it, and ends the process; and what was to be written stays in
- * the connection's buffer, so that it never connects again. Both are known and open (porsager/postgres issues 1154 and 1208).
- *
- * And it waits for ever where the database takes a query and never answers, as behind a broken network or in a stopped
- * process. A new option, `answer_timeout`, ends the connection when a query, from its turn on, is not answered in so many
- * seconds; those behind it fail with it, and the pool's idle connections, which are not likely to lead further, go too.
- *
- * And each query keeps two functions that are written where they are assigned to properties. V8 takes such ones for something
- * that stays and makes them in the old space, where they hold the query, with all that went into it and came out of it,
- * until the next full collection: a fifth of a worker's time. By way of a variable they are made like everything else.
- *
- * And it has the connections of a pool take turns. Here the one that was used last is next: its process has at hand what it needs.
+ * 1. postgres 3.4.9 writes small messages a turn later without looking whether the connection is still there. Losing the
+ *    database at that moment throws where nobody can catch it and ends the process; and what was to be written stays in the
+ *    connection's buffer, so that it never connects again. Both are known and open (porsager/postgres issues 1154 and 1208).
+ * 2. It waits for ever if the database takes a query and never answers, as behind a broken network or in a stopped process. A
+ *    new option, `answer_timeout`, ends the connection if a query is not answered in so many seconds from its turn on.
+ *    Those sent behind it fail with it, and the pool's idle connections, which most likely lead nowhere either, are closed.
+ * 3. Each query assigns two function literals to properties. V8 takes such functions for permanent and allocates them in the old
+ *    space, where they keep the query, its input and its result alive until the next full collection: a fifth of a worker's
+ *    time. Assigned by way of a variable, they are allocated like everything else.
+ * 4. It uses a pool's connections in turn. Here the one used last is next, since its server process has warm caches.
  */
 const CORRECTIONS: Record<string, [wrong: string, right: string][]> = {
   'connection.js': [

@@ -1,6 +1,6 @@
 /**
- * Writes moments, in milliseconds since 1970, as `Date.toISOString` does and throwing as it does. That takes a microsecond, and
- * those who come one after another are often of the same millisecond.
+ * Writes moments, in milliseconds since 1970, as `Date.toISOString` does, and throws when it would. It remembers the last
+ * one: writing takes a microsecond, and many in a row are of the same millisecond.
  */
 export function createIsoTime(): (ms: number) => string {
   let last = Number.NaN

@@ -1,12 +1,12 @@
-/** Where one stands in a line. */
+/** A value's place in a line. */
 export type Place<T> = { readonly value: T; isTaken: boolean; before: Place<T> | null; after: Place<T> | null }
 
 /**
- * Values in the order in which they came, for what comes and goes by the thousand each second, and may go from anywhere.
+ * Values in the order in which they came, for thousands that come and go each second, and may leave from anywhere.
  *
- * V8's Map, Set and WeakMap make a new table every few hundred of them then. One that is left behind after it has been moved to
- * the old space keeps what it held, and of Map and Set all the tables that follow it, until the next full collection:
- * with a Set of the requests under way, that took a fifth of the API's time. Here who has left holds nobody.
+ * With such turnover V8's Map, Set and WeakMap make a new table every few hundred entries. An old table that has been moved to the
+ * old space keeps alive what it held and, for Map and Set, all tables that follow it, until the next full collection: with a
+ * Set of the requests under way that took a fifth of the API's time. Here, what has left refers to nothing.
  */
 export class Line<T> implements Iterable<T> {
   #first: Place<T> | null = null
@@ -17,7 +17,7 @@ export class Line<T> implements Iterable<T> {
     return this.#size
   }
 
-  /** At the end; the place is for `leave`. */
+  /** Adds a value at the end. The place is for `leave`. */
   join(value: T): Place<T> {
     const place = { value, isTaken: true, before: this.#last, after: null }
     if (this.#last) this.#last.after = place
@@ -27,7 +27,7 @@ export class Line<T> implements Iterable<T> {
     return place
   }
 
-  /** Said again, it means nothing. */
+  /** Removes a value. Leaving twice does nothing. */
   leave(place: Place<T>): void {
     if (!place.isTaken) return
     place.isTaken = false
@@ -39,7 +39,7 @@ export class Line<T> implements Iterable<T> {
     this.#size--
   }
 
-  /** Who leaves while it is gone through must be copied first. */
+  /** Copy it first if values may leave during the iteration. */
   *[Symbol.iterator](): Generator<T> {
     for (let place = this.#first; place; place = place.after) yield place.value
   }

@@ -4,18 +4,18 @@ import { createIsoTime } from './iso-time.ts'
 
 export type Log = pino.Logger
 
-/** A write costs as much as several lines: under load they go out by the page, else after this long. */
+/** A write costs as much as several lines, so lines are written when a page is full, or after this long. */
 const PAGE_BYTES = 32_768
 const DELAY_MS = 20
-/** What waits where stdout takes nothing for a while. */
+/** How much may wait while stdout takes nothing. */
 const MOST_WAITING = 8 * 1024 * 1024
-/** How long the last lines are tried. */
+/** How long writing the last lines is tried. */
 const LAST_MS = 500
 
 /**
- * One JSON object a line on stdout, written while the program goes on, and at once when it exits. Where stdout takes nothing, the
- * program goes on as well: 8 MiB of lines wait, then as many as come are left out, and counted in a line `log.dropped`. A field
- * that could carry a secret is cut here as a second wall: the first is that no line is given one.
+ * Writes one JSON object per line to stdout, asynchronously, and synchronously at exit. If stdout takes nothing, the program
+ * goes on: 8 MiB of lines wait, further ones are dropped, and a line `log.dropped` says how many. Fields that could carry a
+ * secret are masked as a second wall; the first is that no line is given one.
  */
 export function createLog(level: string): Log {
   const isoTime = createIsoTime()
@@ -26,7 +26,7 @@ export function createLog(level: string): Log {
     timestamp: () => `,"time":"${isoTime(Date.now())}"`,
     formatters: { level: (label) => ({ level: label }) },
     redact: {
-      // err.client: what pg hangs on its errors, the whole connection with its secrets.
+      // err.client: pg attaches the whole connection, with its secrets, to its errors.
       paths: ['authorization', 'signing_secret', 'api_key', 'payload', 'err.client'],
       censor: '***',
     },
@@ -48,7 +48,7 @@ export function createLog(level: string): Log {
 
 type Destination = ReturnType<typeof pino.destination>
 
-/** The destination measures its whole page anew for each line that it gets, which took half of logging it. */
+/** Collects lines into pages: the destination would measure its whole page again for every line, half of what a line costs. */
 function inPages(destination: Destination, tellDropped: (lines: number) => void) {
   let page = ''
   let waiting: NodeJS.Timeout | undefined
@@ -56,7 +56,7 @@ function inPages(destination: Destination, tellDropped: (lines: number) => void)
   destination.on('drop', (lines: string) => {
     dropped += lines.split('\n').length - 1
   })
-  // Of a full disk, say: it is tried again with what comes next, and the program goes on.
+  // A full disk, say. The next write tries again.
   destination.on('error', () => {})
   const turn = () => {
     clearTimeout(waiting)
@@ -72,7 +72,7 @@ function inPages(destination: Destination, tellDropped: (lines: number) => void)
     turn()
     destination.flush()
   }
-  // Before the destination's own, which must find nothing left.
+  // Before the destination's own listener, which must find nothing left.
   process.prependListener('exit', () => {
     flushSync(destination)
     Object.assign(destination, { minLength: Number.MAX_SAFE_INTEGER })
@@ -85,7 +85,7 @@ function inPages(destination: Destination, tellDropped: (lines: number) => void)
       if (page.length >= PAGE_BYTES) turn()
       else waiting ??= setTimeout(turnAtOnce, DELAY_MS).unref()
     },
-    /** For what is fatal. */
+    /** Called by pino for fatal lines. */
     flushSync() {
       turn()
       flushSync(destination)
@@ -93,7 +93,7 @@ function inPages(destination: Destination, tellDropped: (lines: number) => void)
   }
 }
 
-/** The destination would try for ever, even where nobody reads any more, and the program would never end. */
+/** The destination's own `flushSync` would try for ever when nobody reads any more, and the program would never end. */
 function flushSync(destination: Destination): void {
   const { writeSync } = fs
   const over = performance.now() + LAST_MS

@@ -15,9 +15,9 @@ const USAGE = `Usage: waybill [--mode all|api|worker] [--no-migrate]
 Configuration is environment variables; the README lists them all.
 `
 
-/** The last resort of a shutdown that hangs, beyond what the grace allows. */
+/** When a shutdown that hangs is ended by force, counted from the end of the grace. */
 const FORCE_MS = 10_000
-/** What a second signal leaves for handing claims back. */
+/** How long handing claims back may take after a second signal. */
 const HURRY_MS = 1000
 
 async function main(): Promise<void> {

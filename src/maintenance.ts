@@ -6,7 +6,7 @@ import type { Log } from './log.ts'
 
 const RETENTION = 'retention'
 const PARTITIONS = 'partitions'
-/** Often enough to be forgiven a missed run: partitions are made a week ahead. */
+/** A missed run does no harm: partitions are made a week ahead. */
 const PARTITIONS_CRON = '7 * * * *'
 const QUEUE_CLOCK = 'queue_clock'
 const QUEUE_CLOCK_CRON = '37 * * * *'

@@ -1,15 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Log } from './log.ts'
 
-/** What there is after the grace to hand back what was interrupted. */
+/** The time after the grace for handing back what was interrupted. */
 export const LAST_WORDS_MS = 1000
-/** What each thing that is still to be closed gets after that: a database that is away lets no connection end in order. */
+/** What each thing still open gets after that: while the database is away, no connection closes in order. */
 const LAST_MOMENT_MS = 500
 
 export interface Releasers {
   /**
-   * Registers what closes a thing that was just opened. `name` appears in the log when closing fails. `atOnce`: it begins to
-   * close before its turn, beside the first.
+   * Registers what closes a thing that was just opened. `name` appears in the log when closing fails. `atOnce`: closing it
+   * begins with the first one, and is awaited in its turn.
    */
   add(name: string, close: () => Promise<unknown> | unknown, options?: { atOnce: boolean }): void
   /**

@@ -27,25 +27,25 @@ const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
 const MOST_CHORES = 4
-/** Opening a connection takes as long as several requests: what arrives meanwhile gets its turn in between. */
+/** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
 const STARTS_A_TURN = 5
 
-/** What a worker interrupts its requests with when its grace is over. */
+/** The reason with which requests are interrupted when the grace is over. */
 const SHUTTING_DOWN = new Error('the worker is shutting down')
 
 export type Worker = {
   /**
    * Stops claiming at once, waits up to `graceMs` for what is in flight, then interrupts the rest and hands it back. Resolves
-   * a second later at the latest: what the database did not take by then lapses, and is sent again. May be called again,
-   * with less.
+   * at most a second later; what the database did not take by then lapses, and is sent again. May be called again with less
+   * grace.
    */
   stop(graceMs: number): Promise<void>
 }
 
 /**
- * Delivers: claims due jobs, attempts up to `concurrency` of them at a time and up to `rules.cap` for one endpoint,
- * releases what is held, and marks dead letters. `pool` records, `claims` is a pool of its own, which no request can keep
- * busy and whose commits need not be durable: a crash merely forgets a claim.
+ * Delivers: claims due jobs, attempts up to `concurrency` of them at once and up to `rules.cap` for one endpoint, releases held
+ * deliveries, and marks dead letters. Resolves when it runs. `claims` is a pool of its own, so that recording cannot keep it
+ * busy, and its commits need not be durable: a crash merely forgets a claim.
  */
 export async function startWorker(deps: {
   pool: Pool
@@ -63,7 +63,7 @@ export async function startWorker(deps: {
 }): Promise<Worker> {
   const { pool, claims, boss, log, rules } = deps
   let interrupted = false
-  /** Ends the waiting of those that have not been sent yet. */
+  /** Ends all waiting of deliveries that have not been sent yet. */
   const closing = new AbortController()
   const inHand = createInHand({ pool, slots: deps.concurrency, closing: closing.signal, log })
   const attempts = new Line<Promise<void>>()
@@ -95,19 +95,19 @@ export async function startWorker(deps: {
   async function attempt(claim: Claim, answered: () => void): Promise<void> {
     try {
       if (claim.startAt !== null) await until(claim.startAt, closing.signal)
-      // It may hang, and have no connection yet.
+      // An endpoint that has finished nothing lately may hang, and has no open connection.
       if (lanes.pace(claim.endpointId) === 0) await turn()
       const { held } = await deliver(claim, answered)
       if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
     } catch (error) {
       if (error === SHUTTING_DOWN) await inHand.handBack([claim])
-      // Else ours to mend, not the receiver's fault: the claim lapses and the delivery is tried again.
+      // A fault of ours: the claim lapses, and the delivery is tried again.
       else if (!(await inHand.putOff(claim, error)))
         log.error({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'delivery.failed')
     }
   }
 
-  /** Attempts a claim, and whatever waits for the same endpoint as soon as the request is over. */
+  /** Attempts a claim; as soon as its request is over, the next one that waits for the same endpoint. */
   function start(claim: Claim): void {
     inHand.takeSlot(claim)
     let endedAt: number | undefined
@@ -127,17 +127,17 @@ export async function startWorker(deps: {
     const place = attempts.join(done)
   }
 
-  /** Runs what puts claims away while the next are fetched: what can be sent must not wait for what cannot. */
+  /** Runs `work`, which puts claims away, beside the next fetches: deliveries that can be sent must not wait for it. */
   async function aside(work: () => Promise<unknown>): Promise<void> {
     const done: Promise<unknown> = work()
-      // They lapse, and come again.
+      // The claims lapse, and come again.
       .catch((error: unknown) => log.error({ err: error }, 'worker.put_away_failed'))
       .finally(() => chores.delete(done))
     chores.add(done)
     if (chores.size > MOST_CHORES) await Promise.race(chores)
   }
 
-  // First, since it can fail: a worker that does not start must have claimed nothing. Until then nobody has to be woken.
+  // First, since it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
   const wake = { deliveries: (_retries: boolean) => {}, releaser: () => {} }
   const due = await pool.listen(
     'waybill_due',

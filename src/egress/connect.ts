@@ -6,9 +6,8 @@ import { ConnectError, classify, classifyTls, connectError, failure } from './fa
 import type { NameResolver } from './resolve.ts'
 
 /**
- * How long one address gets before it is given up for the next one (the last has no limit of its own): Node tries them one
- * after the other, never two at once. Long enough for a slow line, and for a first packet that was lost; less where the
- * attempt would be over before the last one has its turn.
+ * How long one address is tried before the next (the last has no limit of its own); Node tries them one after the other. Long
+ * enough for a slow line and one lost packet; less if the attempt would otherwise be over before the last one's turn.
  */
 const NEXT_ADDRESS_AFTER_MS = 2000
 /** All addresses of a name are checked; no more than these are tried. */
@@ -35,7 +34,7 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
     }
     signal.throwIfAborted()
     const socket = await dial(addresses.slice(0, MAX_ADDRESSES_TRIED), port, timeoutMs, signal)
-    // The last word belongs to the kernel: whatever was judged above, this is where the bytes would go.
+    // Whatever was judged above, this is the address the bytes would go to, as the kernel has it.
     if (isBlockedAddress(socket.remoteAddress ?? '', allow)) {
       socket.destroy()
       throw new ConnectError(failure('blocked_destination'))
@@ -110,7 +109,7 @@ async function findAddresses(
 ): Promise<string[]> {
   if (isIP(hostname) !== 0) return [hostname]
   const name = hostname.replace(/\.$/, '')
-  // Of the two loopback addresses those that the operator exempts.
+  // Those of the two loopback addresses that the operator exempts.
   if (isLocalhostName(name)) return ['127.0.0.1', '::1'].filter((address) => !isBlockedAddress(address, allow))
   return resolver.resolve(name).catch((error: unknown) => {
     throw connectError(error, () => failure('dns_error'))
@@ -133,7 +132,7 @@ function dial(addresses: string[], port: number, timeoutMs: number, signal: Abor
         ),
     })
     socket.once('connect', () => resolve(socket))
-    // Stays: an error between the connect and undici's own listener must not be one that nobody hears.
+    // Never removed: an error before undici adds its own listener would end the process.
     socket.on('error', reject)
   })
 }

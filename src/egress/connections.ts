@@ -3,23 +3,23 @@ import { Line, type Place } from '../line.ts'
 import { createConnector, type OpenTcp } from './connect.ts'
 
 /**
- * How long an unused connection stays open. Node's own server closes its after 5 seconds; to be the first to close
- * avoids most of the race in which a request meets a connection that the receiver is closing.
+ * How long an unused connection stays open. Node's server closes idle ones after 5 seconds; closing before it does avoids most
+ * of the race in which a request goes out on a connection that the receiver is closing.
  */
 const IDLE_TIMEOUT_MS = 4000
-/** Unused connections kept in all: whoever registers endpoints chooses how many host names there are. */
+/** Unused connections kept in all: how many host names there are is up to tenants. */
 const MAX_IDLE_CONNECTIONS = 512
 const MAX_HEADER_BYTES = 16_384
-/** Seen by nobody: the attempt has ended. Made once, for a stack trace at every close is dear. */
+/** Nobody sees it, as the attempt has ended. Made once, since a stack trace at every close is expensive. */
 const CANCELLED = new Error('cancelled')
 
 /** One undici client with one socket, used by one attempt at a time. */
 export interface Connection {
   readonly origin: string
   readonly client: Client
-  /** No request has been written to the present socket yet. */
+  /** Whether no request has been written to the present socket yet. */
   fresh: boolean
-  /** While unused, among all that are. */
+  /** Its place among the unused ones; null while in use. */
   idle: Place<Connection> | null
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
   cancel(): void

@@ -4,7 +4,7 @@ import { isIP } from 'node:net'
 import { isLocal, LocalFault } from './failure.ts'
 
 const HOSTS_CHECK_INTERVAL_MS = 1000
-/** How long one family's answer waits for the other's: a broken AAAA must not cost the whole attempt. */
+/** How long one address family's answer waits for the other's: a broken AAAA must not cost the whole attempt. */
 const OTHER_FAMILY_GRACE_MS = 1000
 
 export interface NameResolver {
@@ -55,7 +55,7 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
       else if (addresses.length > 0) grace = setTimeout(finish, OTHER_FAMILY_GRACE_MS)
     }
     const failed = ({ code }: NodeJS.ErrnoException) => {
-      // What c-ares says when it cannot open a socket, too; a name that somebody refuses to resolve is EREFUSED.
+      // c-ares also says this when it cannot open a socket. A server that refuses to resolve a name is EREFUSED.
       unasked ||= code === 'ECONNREFUSED'
       answered([])
     }
@@ -65,8 +65,8 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
 }
 
 /**
- * Reads the file again when its modification time has changed, looked at once a second at most. One that may not be read
- * lists nobody; throws when this process lacks what reading takes.
+ * Reads the file again when its modification time has changed, checked at most once a second. A file that may not be read
+ * counts as empty. Throws if this process lacks files or memory for it.
  */
 function createHostsReader(path: string): () => Map<string, string[]> {
   let hosts = new Map<string, string[]>()

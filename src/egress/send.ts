@@ -10,11 +10,11 @@ import { type AttemptError, classify, type Failure, failure, LocalFault } from '
 import { createResolver } from './resolve.ts'
 
 /**
- * A reused connection that breaks within this time of the request was most likely being closed by the receiver when
- * the request reached it: the news takes one round trip. Later than that, the receiver had the request in hand.
+ * If a reused connection breaks within this time of the request, the receiver was most likely closing it when the request
+ * arrived: that becomes known within a round trip. If it breaks later, the receiver had the request.
  */
 const CLOSE_RACE_MS = 1000
-/** So many 1xx may announce a response. More come from who means harm: each costs time that others' attempts need. */
+/** How many 1xx may precede a response. More can only be meant as harm: each takes time from other attempts. */
 const MOST_ANNOUNCEMENTS = 32
 
 /** What became of one POST. Delivered if, and only if, `error` is null. */
@@ -28,7 +28,7 @@ export interface Outcome {
   errorMessage: string | null
   /** At most 16 KiB; null when no status line came. */
   responseBody: string | null
-  /** The body was longer than what was kept, or did not come to its end. */
+  /** The body was longer than what was kept, or did not end. */
   responseTruncated: boolean
   /** The header as it came, of any status; the first one if there were several. */
   retryAfter: string | null
@@ -42,7 +42,7 @@ export interface SendRequest {
 
 export interface Sender {
   send(request: SendRequest): Promise<Outcome>
-  /** Ends what is under way, and all that comes: `send` rejects with the reason. An interrupted attempt is not a failed one. */
+  /** Ends all requests under way and to come: `send` rejects with the reason. An interrupted attempt has not failed. */
   interrupt(reason: Error): void
   /** Closes the unused connections; those in use close when their attempts end. */
   close(): Promise<void>
@@ -60,8 +60,8 @@ interface SenderOptions {
 }
 
 /**
- * Sends single POSTs over HTTP/1.1. Follows no redirect, inflates nothing, reads no proxy from the environment. What
- * a receiver does wrong is an Outcome, never an exception; what this process lacks is one, a `LocalFault`.
+ * Sends single POSTs over HTTP/1.1. Follows no redirect, decompresses nothing, takes no proxy from the environment. Whatever a
+ * receiver does wrong is an Outcome, never an exception; if this process lacks something, `send` rejects with a `LocalFault`.
  */
 export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderOptions): Sender {
   const resolver = createResolver(dnsServers)
@@ -98,7 +98,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
       let retryAfter: string | null = null
       let ended = false
 
-      /** The first to call it wins: what comes later from the connection is of no interest. */
+      /** The first caller decides the outcome; whatever the connection reports later is ignored. */
       const end = (): boolean => {
         if (ended) return false
         ended = true
@@ -112,7 +112,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
         const responseBody = statusCode === null ? null : response.text()
         resolve({ startedAt, durationMs, statusCode, error, errorMessage, responseBody, responseTruncated, retryAfter })
       }
-      /** Stops reading. A status has come, so the receiver has decided; what is left of its body changes nothing. */
+      /** Stops reading: if a status has come, the receiver has decided, and the rest of its body changes nothing. */
       const cutOff = () => {
         if (!end()) return
         connection.cancel()
@@ -169,8 +169,8 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
             const problem = classify(error)
             const closeRace = reused && !answered && performance.now() - writtenMs < CLOSE_RACE_MS
             if (mayRetry && closeRace && problem.error === 'connection_reset') {
-              // Once, on a new connection. Should the receiver have got the first request after all, it gets the
-              // same event again under the same ids, as at-least-once delivery has it expect.
+              // Once, on a new connection. If the receiver did get the first request, it gets the same event again under
+              // the same ids, as it must expect of at-least-once delivery.
               dispatch(connections.open(origin), false)
             } else if (end()) {
               // A receiver that breaks off a 2xx has not confirmed the event: better twice than never.

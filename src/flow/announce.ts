@@ -6,8 +6,8 @@ const LOOK_MS = 500
 const MAX_BATCH = 100
 
 /**
- * Publishes what the service has to tell its tenants (`waybill.announce`), as events like any other. Half as much at once
- * after what took too long: it would take too long again, and everybody's waits behind it.
+ * Publishes what the service has to tell its tenants (`waybill.announce`) as events like any other. After a batch that took too
+ * long, the next is half as large, since everybody's announcements wait behind it.
  */
 export function startAnnouncing(pool: Pool, log: Log): Loop {
   let most = MAX_BATCH

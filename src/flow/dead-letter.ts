@@ -5,7 +5,7 @@ import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
 
 const MAX_BATCH = 100
 
-/** Events that tell of a delivery: a dead letter of one of these is not told, or it would go round for ever. */
+/** The service's own events: a dead letter of one of these is not announced, or announcing would never end. */
 const OPERATIONAL = new Set(['endpoint.disabled', 'endpoint.recovered', 'delivery.dead_lettered'])
 
 type DeadLetter = {
@@ -19,10 +19,9 @@ type DeadLetter = {
 }
 
 /**
- * Empties the dead letter queue by one batch, in one transaction, and answers how many jobs it held. Most deliveries in
- * it are dead-lettered already, with their last attempt; the others lost their worker in the last attempt and are marked
- * `worker_lost` here. Their failed job is the proof: who removes it may mark the delivery, so a replay that was faster
- * wins.
+ * Takes one batch from the dead letter queue, in one transaction, and returns how many jobs it held. Most of their deliveries
+ * were dead-lettered with their last attempt; the others lost their worker in it and are marked `worker_lost` here. Only who
+ * removes the failed job may mark the delivery, so a replay that was faster wins.
  */
 export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promise<number> {
   const jobs = await boss.fetch<DeliveryJob & { delivery_id?: string }>(DEAD_LETTERS, {

@@ -4,17 +4,17 @@ import { type Counts, countRows, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTu
 import { type Finished, forget } from './prune.ts'
 
 const RETRY_MS = 500
-/** Everybody waits while a day's live rows are moved: 0.2 s for as many as this, on a machine that has other work. */
+/** Everybody waits while a day's live rows are moved: 0.2 s for this many, on a busy machine. */
 const MOST_MOVED = 10_000
 const MOST_MOVED_BYTES = 4 * 1024 * 1024
-/** Everybody waits while the default partitions are read, which making a day's partitions does. */
+/** Making a day's partitions reads the default partitions, and everybody waits for that. */
 const MOST_DEFAULT_BYTES = 64 * 1024 * 1024
 
 /**
- * Drops one day of all three tables; what is live of it moves to the default partitions. Null when that is too much to be
- * moved. In two steps: the day is put aside, for which everybody waits a moment, and then counted and dropped, which takes
- * long and holds up nobody. A day that was only put aside, because the process ended or it is still read, is found by the
- * next run. Throws a retryable error when others do not let go of it within `mostTries`.
+ * Drops one day of all three tables; its live rows move to the default partitions. Null if those are too many to be moved. In two
+ * steps: the day is detached, for which everybody waits a moment, then counted and dropped, which takes long and delays nobody. A day
+ * that was only detached, because the process ended or someone still reads it, is found by the next run. Throws a retryable
+ * error if others do not let go of it within `mostTries`.
  */
 export async function dropDay(pool: Pool, day: string, mostTries: number): Promise<Counts | null> {
   const isAside = await putAsideInTurn(pool, day, mostTries)
@@ -45,11 +45,11 @@ async function putAsideInTurn(pool: Pool, day: string, mostTries: number): Promi
   }
 }
 
-/** Takes one day out of the tables: what is live stays, elsewhere, and the rest is not seen any more. False when too much is live. */
+/** Detaches one day from the tables, after moving its live rows elsewhere. False if too many are live. */
 async function putAside(sql: Db, day: string): Promise<boolean> {
   if ((await takeTurn(sql, day)) !== 'in use') return true
   if ((await countMovable(sql, day)) === null) return false
-  // Autovacuum gives way after a second, in which nobody else waits.
+  // Autovacuum gives way after a second, while nobody else waits yet.
   await sql`lock table waybill.events, waybill.deliveries, waybill.attempts, waybill.idempotency_keys in share update exclusive mode`
   // Whoever comes next waits behind a lock that is waited for: it is given up soon, and tried again.
   await sql`set local lock_timeout = '200ms'`
@@ -58,7 +58,7 @@ async function putAside(sql: Db, day: string): Promise<boolean> {
   await sql`lock table waybill.idempotency_keys in share mode`
   await sql`lock table only waybill.deliveries, only waybill.events, only waybill.attempts in access exclusive mode`
   for (const kind of KINDS) await sql`alter table ${sql(`waybill.${kind}`)} detach partition ${table(sql, kind, day)}`
-  // With what was replayed meanwhile.
+  // Counted again, with what was replayed meanwhile.
   await moveLive(sql, day)
   return true
 }
@@ -69,7 +69,7 @@ async function dropAside(sql: Db, day: string): Promise<Counts> {
   const counts = await countRows(sql, day)
   const finished = await sql<Finished[]>`
     select tenant_id, endpoint_id, status, count(*)::int as n from ${table(sql, 'deliveries', day)} group by 1, 2, 3`
-  // Nobody waits behind this one, and autovacuum gives way after a second.
+  // Nobody waits for this lock, and autovacuum gives way after a second.
   await sql`set local lock_timeout = '5s'`
   for (const kind of KINDS) await sql`drop table ${table(sql, kind, day)}`
   await forget(sql, finished)
@@ -77,8 +77,8 @@ async function dropAside(sql: Db, day: string): Promise<Counts> {
 }
 
 /**
- * How many rows of a day belong to events that have a live delivery, or null when they are more than may be moved to the
- * default partitions (moveLive).
+ * How many rows of a day belong to events with a live delivery; null if they are too many to be moved to the default partitions
+ * (moveLive).
  */
 async function countMovable(sql: Db, day: string): Promise<Counts | null> {
   const [found] = await sql<(Counts & { bytes: number; bytes_there: number })[]>`

@@ -1,10 +1,10 @@
-/** Beyond this the claims that it is about have lapsed, and other workers have the jobs. */
+/** By then the claims in question have lapsed, and other workers have the jobs. */
 const INSIST_MS = 45_000
 const PAUSE_MS = 500
 
 /**
- * What is worth keeping while the database is away: tries `work` until it succeeds, twice a second, and throws its last
- * error after three quarters of a minute, or after `forMs`. `waiting` is told of the first one.
+ * Gets work done that must survive a database outage: tries it twice a second until it succeeds, and throws its last error after
+ * 45 seconds, or after `forMs`. `waiting` is called with the first error.
  */
 export async function insist<T>(
   work: () => Promise<T>,

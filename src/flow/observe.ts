@@ -16,7 +16,7 @@ export type Standing = {
 }
 
 export type EndpointRules = BreakerRules & {
-  /** An endpoint that has only failed for this long is set inactive; 0: never. */
+  /** An endpoint that has done nothing but fail for this long is set inactive; 0: never. */
   disableAfterSeconds: number
 }
 
@@ -31,9 +31,8 @@ export type StateChange = {
 }
 
 /**
- * What a batch of attempts says about its endpoints: their breakers move, and those that are gone (410) or have failed
- * for too long are set inactive. The standings' rows are locked by the caller's transaction. Healthy endpoints cost
- * nothing here.
+ * Draws the consequences of a batch of attempts for its endpoints: moves their breakers, and sets those inactive that are gone
+ * (410) or have failed for too long. The caller's transaction has locked the standings' rows. Healthy endpoints cost nothing.
  */
 export async function observeEndpoints(
   sql: Db,
@@ -109,7 +108,7 @@ async function storeBreakers(sql: Db, moved: Move[]): Promise<void> {
     where s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id`
 }
 
-/** `url`: the endpoint is so only as long as this is its URL. */
+/** `url`: if not null, only as long as this is the endpoint's URL. */
 type Doomed = { standing: Standing; reason: 'gone' | 'failing'; url: string | null }
 
 async function deactivate(
@@ -135,7 +134,7 @@ async function deactivate(
       ${doomed.map(({ reason }) => reason)}::text[], ${doomed.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
     where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active and (d.url is null or p.url = d.url)
     returning p.tenant_id, p.endpoint_id, p.url, p.inactive_since`
-  // Made active again, it has its days again.
+  // If it is made active again, its days start anew.
   await sql`
     update waybill.endpoint_stats set failure_streak = 0, failing_since = null
     where (tenant_id, endpoint_id) in (select * from unnest(${rows.map((row) => row.tenant_id)}::text[], ${rows.map((row) => row.endpoint_id)}::uuid[]))`

@@ -12,7 +12,7 @@ export function createTurns(perTurn: number): () => Promise<void> {
     })
 }
 
-/** Waits until `moment` (by performance.now()); rejects with the signal's reason when it aborts first. */
+/** Waits until `moment` (by performance.now()). Rejects with the signal's reason if that aborts first. */
 export function until(moment: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const stop = () => {

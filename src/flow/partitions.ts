@@ -1,11 +1,11 @@
 import type { Db } from '../db.ts'
 
-/** What is kept by day: a table of each for every day, `<kind>_<YYYYMMDD>`, and `<kind>_default` for days without. */
+/** Tables that are partitioned by day: `<kind>_<YYYYMMDD>`, and `<kind>_default` for days that have none. */
 export const KINDS = ['events', 'deliveries', 'attempts'] as const
 export type Counts = Record<(typeof KINDS)[number], number>
 export const NO_ROWS: Counts = { events: 0, deliveries: 0, attempts: 0 }
 
-/** Times as long as a batch of deletes took, or putting a day aside, nothing is deleted after it. */
+/** After a batch of deletes, or after detaching a day, nothing is deleted for this many times as long as it took. */
 export const REST = 3
 
 const DAYS_AHEAD = 7
@@ -15,7 +15,7 @@ export const makePartitions = (sql: Db) => sql`select waybill.make_partitions(${
 
 export const table = (sql: Db, kind: (typeof KINDS)[number], part: string) => sql(`waybill.${kind}_${part}`)
 
-/** For the rest of a transaction, rows are looked up one by one, however large the tables are: the planner would read all. */
+/** For the rest of a transaction, rows are looked up one by one: the planner would rather read whole tables. */
 export const lookUpOnly = (sql: Db) =>
   sql`select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin']) as s (name)`
 
@@ -27,10 +27,10 @@ export async function countRows(sql: Db, day: string): Promise<Counts> {
   return counts as Counts
 }
 
-/** Waits until no other run changes anything, and answers where a part of the tables is since then. */
+/** Waits until no other run changes anything, then returns whether a day's tables are attached (`in use`), detached (`aside`) or dropped. */
 export async function takeTurn(sql: Db, part: string): Promise<'in use' | 'aside' | 'gone'> {
   await sql`select pg_advisory_xact_lock(hashtext('waybill.retention'))`
-  // By the catalog's rows: a name that was looked up before the lock may be remembered.
+  // From the catalog's rows: a name that was looked up before the lock may be cached.
   const [found] = await sql<{ relispartition: boolean }[]>`
     select relispartition from pg_class where relnamespace = 'waybill'::regnamespace and relname = ${`deliveries_${part}`}`
   if (found === undefined) return 'gone'

@@ -3,10 +3,10 @@ import type { Db, Pool } from '../db.ts'
 import { firstId } from '../ids.ts'
 import { type Counts, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
 
-/** How many finished deliveries of an endpoint go. */
+/** How many finished deliveries an endpoint loses. */
 export type Finished = { tenant_id: string; endpoint_id: string; status: string; n: number }
 
-/** Small enough that a batch of deletes holds nobody up. */
+/** Small enough that a batch of deletes delays nobody. */
 const MAX_DELETE = 250
 
 /**
@@ -27,7 +27,7 @@ export async function pruneRows(pool: Pool, part: string, cutoff: Date | null, a
             and d.delivery_id between waybill.first_delivery_id(e.event_id) and waybill.last_delivery_id(e.event_id))`
       if (apply) {
         await lookUpOnly(sql)
-        // Asked again once they are locked: one of them may have been replayed a moment before.
+        // Checked again once they are locked: one may have been replayed a moment before.
         const locked = await sql<{ tenant_id: string; event_id: string }[]>`
           ${finished} and (e.tenant_id, e.event_id) > (${last.tenant_id}, ${last.event_id}) order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked`
         if (locked.length === 0) return null
@@ -68,7 +68,7 @@ export async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Prom
     return row?.count ?? 0
   }
   let total = 0
-  // In the order of the table's pages, so that none is read again for each batch.
+  // In the order of the table's pages, so that each page is read once.
   let last = '(0,0)'
   for (;;) {
     const began = performance.now()
@@ -90,8 +90,8 @@ export async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Prom
 }
 
 /**
- * Takes finished deliveries out of the endpoints' counts. The last step of a transaction: whoever publishes or records has
- * used the tables when it wants these rows, and each of its batches would wait for the whole of ours.
+ * Takes finished deliveries out of the endpoints' counts. Must be the last step of a transaction: batches that publish or record
+ * want the same rows, and would wait for all the rest of it.
  */
 export async function forget(sql: Db, finished: Finished[]): Promise<void> {
   await sql`

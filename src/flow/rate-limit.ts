@@ -2,7 +2,7 @@ import { PATIENCE_MS, type Pool } from '../db.ts'
 import { createBatcher } from './batch.ts'
 import type { RatePlace } from './publish.ts'
 
-/** The actions that are limited one by one; `events:write` is counted by the publish transaction itself. */
+/** The actions that have limits of their own. `events:write` is counted by the publish transaction itself. */
 export type RateAction = 'events:write' | 'endpoints:write' | 'deliveries:replay' | 'read'
 
 /**

@@ -3,9 +3,9 @@ import type { Log } from '../log.ts'
 import type { Lanes } from './lanes.ts'
 import { type Loop, startLoop } from './loop.ts'
 
-/** What is held is looked at this often, and besides whenever something says that more may go. */
+/** Held deliveries are looked at this often, and whenever more may go out. */
 const LOOK_MS = 250
-/** Looks that are asked for come no closer than this, so that one serves many settled attempts. */
+/** The least time between looks, so that one serves many settled attempts. */
 const PAUSE_MS = 10
 const MAX_LANES = 500
 
@@ -22,7 +22,7 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     pauseMs: PAUSE_MS,
     log: deps.log,
     async run() {
-      // More than one look can hold take turns by chance.
+      // If there are more than one look can take, they take turns at random.
       const candidates = await pool<{ tenant_id: string; endpoint_id: string; wanted: number }[]>`
         select s.tenant_id, s.endpoint_id,
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted

@@ -4,21 +4,21 @@ import { DELIVERIES } from '../queue.ts'
 type State = { endpoint_id: string; status: string; held: boolean; hold: boolean; ordered: boolean }
 
 /**
- * Returns what makes a delivery due now. A finished one becomes pending again with a full set of retries, and its attempt
- * numbers go on; one that waits for a retry loses the wait; one that is being attempted, or is held, stays as it is; one
- * whose job is lost gets another. The delivery's row is locked, so any number of replays at once queue it once; those that
- * come while one is under way share the next, or they would keep all connections waiting for that lock. False when the
- * tenant has no such delivery.
+ * The returned function makes a delivery due now. A finished one becomes pending again with a full set of retries, and its attempt
+ * numbers go on; one that waits for a retry waits no longer; one that is being attempted, or is held, stays as it is; one whose
+ * job is lost gets another. The delivery's row is locked, so any number of replays at once queue it once. Those that come
+ * while one runs share the next run, or they would keep all connections waiting for the lock. False if the tenant has no
+ * such delivery.
  */
 export function createReplay(pool: Pool): (tenantId: string, deliveryId: string) => Promise<boolean> {
   const last = new Map<string, Promise<boolean>>()
-  /** Those that have not begun. */
+  /** Runs that have not begun. */
   const next = new Map<string, Promise<boolean>>()
 
   async function runAfter(before: Promise<unknown> | undefined, key: string, tenantId: string, deliveryId: string) {
     await before?.catch(() => {})
     next.delete(key)
-    // The dead-letter worker locks the job before the delivery: the two can meet crosswise.
+    // The dead-letter worker locks the job before the delivery, so the two can deadlock.
     return await transact(pool, (sql) => replay(sql, tenantId, deliveryId))
   }
 
@@ -38,7 +38,7 @@ export function createReplay(pool: Pool): (tenantId: string, deliveryId: string)
 }
 
 async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<boolean> {
-  // Retention locks an event before it deletes what belongs to it: whoever comes second sees what the first has done.
+  // Retention also locks the event first, so whoever comes second sees what the first has done.
   const [delivery] = await sql<State[]>`
     with kept as materialized (
       select event_id from waybill.events where tenant_id = ${tenantId}
@@ -53,7 +53,7 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
   const isFinished = delivery.status === 'delivered' || delivery.status === 'dead_lettered'
   if (isFinished) {
     await reopen(sql, tenantId, deliveryId, delivery)
-    // Where not everything may be sent at once, it stands in line like any other.
+    // If not everything may be sent at once, it stands in line like any other.
     if (delivery.hold) return await probeNow(sql, tenantId, delivery)
   } else if (delivery.held) return await probeNow(sql, tenantId, delivery)
   const hurried = await sql`
@@ -62,16 +62,16 @@ async function replay(sql: Db, tenantId: string, deliveryId: string): Promise<bo
   if (hurried.length > 0) {
     await sql`update waybill.deliveries set next_attempt_at = now(), updated_at = now() where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`
     await sql`select pg_notify('waybill_due', 'retry')`
-    // Nobody sends it to an endpoint that fails: it is held as soon as it is claimed, and may be the next probe.
+    // To a failing endpoint it is not sent at once: it is held when it is claimed, and may be the next probe.
     if (delivery.hold) await probeNow(sql, tenantId, delivery)
   }
   // A job that failed for good would swallow the new one of the same id.
   await sql`delete from pgboss.job where name = ${DELIVERIES} and id = ${deliveryId} and state > 'active'`
-  // To queue it again would wait for whoever settles the job, who waits for this delivery.
+  // Queueing it again would wait for whoever settles the job, and that waits for this delivery.
   const queued = await sql`select from pgboss.job where name = ${DELIVERIES} and id = ${deliveryId}`
   if (queued.length > 0) return true
   if (!isFinished) {
-    // Its job is lost: held, it comes back with the retries that it has left, and its attempts go on counting.
+    // Its job is lost. Held, it comes back with the retries that it has left, and its attempt numbers go on.
     await sql`
       update waybill.deliveries set held = true, spent_retries = greatest(0, attempt_count - earlier_attempts), next_attempt_at = null, updated_at = now()
       where tenant_id = ${tenantId} and delivery_id = ${deliveryId}`
@@ -102,8 +102,8 @@ async function reopen(
 }
 
 /**
- * Whoever asks for a replay believes that the endpoint answers again: its next probe need not wait, nor, where it is ordered,
- * the one retry that all others wait for.
+ * Whoever asks for a replay believes that the endpoint answers again, so its next probe is due now, and if it is ordered also the
+ * retry that all others wait for.
  */
 async function probeNow(sql: Db, tenantId: string, { endpoint_id, ordered }: State): Promise<true> {
   if (ordered) await sql`select waybill.hurry_ordered(${tenantId}, ${endpoint_id})`

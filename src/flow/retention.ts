@@ -7,7 +7,7 @@ import { deleteKeys, pruneRows } from './prune.ts'
 /** How many rows were deleted, or would be. */
 export type Retention = {
   applied: boolean
-  /** What was created before this is deleted: midnight UTC, since the tables are kept by day. */
+  /** Whatever was created before this is deleted. It is a midnight UTC, since the tables are partitioned by day. */
   cutoff: Date
   events: number
   deliveries: number
@@ -19,10 +19,10 @@ const DAY_MS = 86_400_000
 const MOST_TRIES = 20
 
 /**
- * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days, or with
- * `apply: false` counts them. Days are counted and then dropped as a whole; what is still live of them moves to the default
- * partitions first. A day with too much of that, or in use for long (a dump reads every table to its end), loses only what
- * belongs to finished events, row by row. Safe to run twice at once.
+ * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days; with `apply: false` it only
+ * counts them. Days are dropped as a whole, after their live rows have moved to the default partitions. A day with too many live
+ * rows, or one that is in use for long (a dump reads every table to its end), loses only the rows of finished events, one by one.
+ * Safe to run twice at once.
  */
 export async function runRetention(
   pool: Pool,
@@ -42,7 +42,7 @@ export async function runRetention(
     } catch (error) {
       if (!isRetryable(error)) throw error
       options.log.warn({ err: error, day }, 'retention.day_in_use')
-      // Whoever is in the way of one day is in the way of the next, most likely, and everybody waits at each try.
+      // Whoever is in the way of one day is most likely in the way of the next, and everybody waits at each try.
       tries = 1
       return null
     }

@@ -1,6 +1,6 @@
 import type { Outcome } from '../egress/send.ts'
 
-/** What an attempt leads to. `notBeforeSeconds`, counted from the end of the attempt, is the receiver's wish; 0 for none. */
+/** What an attempt leads to. `notBeforeSeconds`: from the end of the attempt, as its receiver asked (Retry-After); 0 if it did not. */
 export type Verdict = { kind: 'delivered' } | { kind: 'failed'; notBeforeSeconds: number } | { kind: 'gone' }
 
 const MAX_RETRY_AFTER_SECONDS = 86_400
@@ -19,8 +19,8 @@ export function retryAfterSeconds(header: string | null, now: Date): number {
   if (header === null) return 0
   const text = header.trim()
   const isNumber = /^\d+(\.\d+)?$/.test(text)
-  // Date.parse makes a date of nearly anything ("-1", "Soon 2099"); those of HTTP name a weekday first, and are GMT, which one of
-  // their three forms does not say.
+  // Date.parse makes a date of nearly anything ("-1", "Soon 2099"). HTTP dates begin with a weekday and are in GMT, though one
+  // of their three forms does not say so.
   if (!isNumber && !/^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)/.test(text)) return 0
   const seconds = isNumber
     ? Number(text)

@@ -7,12 +7,12 @@ import type { AttemptRecord } from './record.ts'
 type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
 export type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | null }
 
-/** A claim as pg-boss fences it: its job, and none that was claimed anew. */
+/** pg-boss's fence: the job of this claim, unless it has been claimed again. */
 export const fenceOf = ({ claim: { job } }: AttemptRecord) => `${job.id}:${job.retryCount}`
 
 /**
- * Says how each attempt of a batch ends. The jobs of those that failed are settled for it, since pg-boss decides on retries
- * and their backoff; of these, the ones that have been claimed anew are left out. The other jobs are still to be finished.
+ * Returns how each attempt of a batch ends. Jobs of failed attempts are settled here, since pg-boss decides on retries and their
+ * backoff; failed attempts whose job has been claimed again are left out. The other jobs remain to be finished.
  */
 export async function settleFailed(sql: Db, attempts: AttemptRecord[]): Promise<Result[]> {
   const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
@@ -44,7 +44,7 @@ function endingOf({ verdict }: AttemptRecord, nextAttemptAt: Date | null): Endin
   }
 }
 
-/** Every dead letter goes through the dead letter queue. pg-boss has put those there that have no retry left. */
+/** Every dead letter goes through the dead letter queue. pg-boss puts those there that have no retry left; these are the others. */
 export async function announceDeadLetters(sql: Db, boss: PgBoss, results: Result[]): Promise<void> {
   const given = results.filter(({ ending }) => ending === 'endpoint_gone' || ending === 'monthly_attempt_limit')
   if (given.length > 0) {

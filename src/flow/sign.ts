@@ -16,7 +16,7 @@ export type Signing = {
  * `{event_id}.{timestamp}.{body}`, once with each secret, so a receiver that knows either one verifies.
  */
 export function createSigner(prefix: string): (attempt: Signing) => Record<string, string> {
-  // Put together once: an object with names that are new strings each time costs as much as the signature.
+  // Made once: an object whose names are new strings each time costs as much as the signature.
   const [eventIdName, deliveryIdName, timestampName, signatureName] = [
     `${prefix}-event-id`,
     `${prefix}-delivery-id`,

@@ -4,21 +4,21 @@ import { DELIVERIES } from '../queue.ts'
 import { type Loop, startLoop } from './loop.ts'
 
 const SWEEP_MS = 20_000
-/** What changed a moment ago may be in the middle of a step; what has been due for this long is not. */
+/** A delivery that changed a moment ago may be in the middle of a step; one that has been due for this long is not. */
 const OVERDUE_SECONDS = 15
 const MAX_BATCH = 1000
-/** So many deliveries are looked at in one statement, which takes a fraction of a second; one endpoint may have more. */
+/** How many deliveries one statement looks at, which takes a fraction of a second; a single endpoint may have more. */
 const MAX_LOOKED = 100_000
 const MAX_ENDPOINTS = 1000
 
 type Endpoint = { tenant_id: string; endpoint_id: string }
-/** Before every other. */
+/** Smaller than any other. */
 const NONE: Endpoint = { tenant_id: '', endpoint_id: '00000000-0000-0000-0000-000000000000' }
 
 /**
- * The net under the queue: a delivery that is due, not held, and has no job (rows were deleted behind our back, a
- * backup was put together from two moments) is held, and so comes back with the retries it had. One process at a time,
- * from endpoint to endpoint, so that it gets through however long the queue is.
+ * The safety net under the queue: a delivery that is due, not held, and without a job (because rows were deleted by hand, or a
+ * backup combines two moments) is held, and so comes back with the retries that it had left. One process does it at a time, from
+ * endpoint to endpoint, so that it gets through however long the queue is.
  */
 export function startSweep({ pool, log }: { pool: Pool; log: Log }): Loop {
   let last = NONE
@@ -51,7 +51,7 @@ async function endpointsAfter(pool: Pool, last: Endpoint): Promise<Endpoint[]> {
     where before < ${MAX_LOOKED} order by tenant_id, endpoint_id`
 }
 
-/** Answers how many it found, `MAX_BATCH` at most. */
+/** Returns how many it found, at most `MAX_BATCH`. */
 async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
   const [swept] = await pool<{ count: number }[]>`
     with mine as (
@@ -74,8 +74,8 @@ async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
 }
 
 /**
- * What was to begin in a moment begins then only by a clock that was not set back since: until it is as late again, tenants
- * would be refused by windows that have not begun, paced endpoints have no slot, and ordered ones wait for the one that is queued.
+ * Mends what a clock that was set back leaves in the future: until it is that late again, tenants would be refused by rate windows
+ * that have not begun, paced endpoints would have no time slot, and ordered ones would wait for the delivery that is queued.
  */
 async function forgetFuture(pool: Pool): Promise<void> {
   await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`

@@ -6,26 +6,26 @@ import { type Loop, startLoop } from './loop.ts'
 import { createThoroughness } from './thorough.ts'
 
 const LOOK_MS = 1000
-/** A claim that nobody has touched for this long has lost its worker, or its worker has lost the database. */
+/** A claim that has not been touched for this long has lost its worker, or the worker has lost the database. */
 const LAPSE_SECONDS = 10
 /**
- * Longer than workers take to touch what they hold: while the database was away none could, and those that are alive must
- * not lose their claims for it. Nor when this process starts, which may have waited for the database.
+ * How long nothing is taken back after the database was away, or this process has started: longer than workers take to touch what
+ * they hold, which they could not while it was away.
  */
 const AFTER_ABSENCE_MS = 5000
-/** With this, a worker that touches what it holds every 3 seconds still does so in time. */
+/** At this interval, a worker that touches what it holds every 3 seconds still does so in time. */
 const MOST_LEAP_MS = 3000
-/** A delivery that was lost this often in a row is no bystander: it waits as after a failure, apart from the others. */
+/** A delivery that loses this many workers in a row may be the cause: it waits as after a failure, apart from the others. */
 const SUSPECT = 3
-/** After so many it is taken for what ends its workers, and dead-lettered. */
+/** After this many it is taken for the cause, and dead-lettered. */
 const POISON = 5
 const MAX_BATCH = 500
 
 /**
- * Takes the jobs of workers that were lost back into the queue, due at once, before all that waits. Their next claim
- * counts as a retry, which is pg-boss's fence against the worker that was only thought lost, and the gap that it leaves in
- * the attempts is filled when the next one is recorded. A delivery with no retry left, or that goes down with its worker
- * again and again, fails as pg-boss has it, up to the dead letter queue.
+ * Puts the jobs of lost workers back in the queue, due at once, before all others. Their next claim counts as a retry. That is
+ * pg-boss's fence against a worker that was only thought lost, and the gap that it leaves in the attempt numbers is filled when
+ * the next attempt is recorded. A delivery with no retry left, or one that loses its worker again and again, fails by way of
+ * pg-boss's dead letter queue.
  */
 export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => void; log: Log }): Loop {
   const { pool, boss, log } = deps
@@ -64,14 +64,14 @@ async function clockOf(pool: Pool): Promise<number> {
 }
 
 /**
- * Says whether the database's clock has gone further since the last call than time has, as after a failover to a machine
- * whose clock is ahead: every claim seems to have been left alone for as long.
+ * Whether the database's clock has advanced by more than the time since the last call, as after a failover to a machine whose clock
+ * is ahead: every claim would seem untouched for that long.
  */
 function createLeapWatch(): (clockMs: number) => boolean {
   let ahead: number | undefined
   return (clockMs) => {
     const before = ahead
-    // A late answer seems to set the clock back, and the next one to set it forward again.
+    // A late answer looks like a clock that was set back, and the next one like a leap ahead.
     ahead = Math.max(before ?? -Infinity, clockMs - performance.now())
     return before !== undefined && ahead - before > MOST_LEAP_MS
   }
@@ -81,7 +81,7 @@ type Lapsed = {
   tenant_id: string
   delivery_id: string
   retry_count: number
-  /** Attempts in a row that ended so: those that have no record. */
+  /** How many attempts in a row lost their worker: those without a record. */
   crashes: number
   due_now: boolean
 }
@@ -100,7 +100,7 @@ async function takeBack(pool: Pool, boss: PgBoss, thorough: boolean): Promise<La
   })
 }
 
-/** Those that were given a retry get a retry's place in the queue, and show when it is due. */
+/** Gives deliveries that got a retry a retry's place in the queue, and shows when it is due. */
 async function waitForRetry(sql: Db, failed: Lapsed[]): Promise<void> {
   const ids = failed.map((job) => job.delivery_id).sort()
   await sql`

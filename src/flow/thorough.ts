@@ -1,12 +1,12 @@
 import { isTooSlow } from '../db.ts'
 
-/** Of all the time, this share may go into thorough looks. */
+/** The share of all time that thorough looks may take. */
 const SHARE = 1 / 50
 const PAUSE_MS = 1000
 
 /**
- * For looks that are quick where they go on from the last one, and may take long where they begin anew: says to each whether
- * it is to be `thorough`. At most one a second is, and fewer where they take long, or too long.
+ * For looks that are quick when they go on from where the last one ended, and may be slow when they begin anew (`thorough`). Tells
+ * each which it is. At most one a second is thorough, and fewer if those are slow or time out.
  */
 export function createThoroughness(): <T>(look: (thorough: boolean) => Promise<T>) => Promise<T> {
   let nextFrom = 0

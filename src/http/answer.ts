@@ -3,9 +3,8 @@ import { type IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from '
 import type { AppError } from '../errors.ts'
 
 /**
- * What every answer carries, whoever writes it. Nothing here is a page, so nothing may be loaded, framed or sniffed; no
- * answer is kept by a cache, because most hold a tenant's data and some a secret. There is no CORS header on purpose: keys
- * are for servers.
+ * Headers of every answer. Nothing here is a page, so nothing may be loaded, framed or sniffed. No answer may be cached, because
+ * most hold a tenant's data and some a secret. There is no CORS header on purpose: keys are for servers.
  */
 export const SECURITY_HEADERS = {
   'cache-control': 'no-store',
@@ -16,14 +15,14 @@ export const SECURITY_HEADERS = {
 
 const SANE_REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/
 
-/** The id of a request: the client's own when it is sane, else a new one. */
+/** The id of a request: the client's own if it is well-formed, else a new one. */
 export const requestIdOf = (given: unknown): string =>
   typeof given === 'string' && SANE_REQUEST_ID.test(given) ? given : randomUUID()
 
 /**
- * Node's response, with the headers that every answer carries and those that are known before it is made. They go out with the
- * answer's own, all at once: Node takes twice as long where they are set one by one before, and to set them on the web's
- * response costs as much as routing and checking the request.
+ * Node's response, with the headers of every answer and those known before the answer is made, which are written together with
+ * its own. Setting them one by one takes Node twice as long, and setting them on the web `Response` costs as much as routing
+ * and validating the request.
  */
 export class Answer extends ServerResponse {
   readonly requestId: string

@@ -26,11 +26,11 @@ import { mountTenants } from './tenants.ts'
 
 export type AppDeps = {
   pool: Pool
-  /** For what may go through many rows. */
+  /** For reads that may scan many rows. */
   reads: Reads
   /** For /health alone. */
   pulse: Pool
-  /** For what may take long. */
+  /** For retention on demand, which may take long. */
   retention: Pool
   auth: Auth
   publish: (request: PublishRequest) => Promise<PublishResult>
@@ -41,21 +41,21 @@ export type AppDeps = {
   version: string
   mode: 'all' | 'api' | 'worker'
   baseUrl: () => string
-  /** Of the outbound requests, for their description. */
+  /** For the description of the outbound requests. */
   headerPrefix: string
   limits: ServiceLimits
   rotationOverlapSeconds: number
   retentionDays: number
 }
 
-/** The HTTP application: every route in API modes, only health in worker mode. */
+/** The HTTP application: every route in modes `all` and `api`, only health in mode `worker`. */
 export function createApp(deps: AppDeps): App {
   const { log, limits } = deps
   const app: App = new OpenAPIHono<Env>()
   const rateLimit = createRateLimit(deps.rateCounter, limits.rateLimits)
   const mount = createMount({ app, auth: deps.auth, rateLimit })
 
-  // A route that nothing stands around is answered at less cost.
+  // Only then: routes without middleware cost less.
   if (log.isLevelEnabled('debug')) {
     app.use(async (c, next) => {
       const started = performance.now()
@@ -78,7 +78,7 @@ export function createApp(deps: AppDeps): App {
     if (error instanceof AppError) {
       if (error.code === 'overloaded') c.header('retry-after', '1')
       if (error.status === 401) c.header('www-authenticate', 'Bearer')
-      // The rest of its body would be read as the next request.
+      // The rest of the body would be read as the next request.
       if (error.code === 'request_timeout') c.header('connection', 'close')
       return errorResponse(c, error)
     }

@@ -25,12 +25,12 @@ export type Auth = {
   forget(): void
 }
 
-/** How long a changed tenant may still be seen as it was, where the notification of the change got lost. */
+/** How long a tenant's old limits or keys may still hold if the notification of their change is lost. */
 const CACHE_MS = 5000
 
 /**
- * Bearer keys. Tenant keys are looked up by their SHA-256, so comparing takes no secret time, and cached, so that a
- * request costs no query for it.
+ * Bearer keys. Tenant keys are looked up by their SHA-256, so that timing reveals nothing about them, and cached, so that a
+ * request needs no query.
  */
 export function createAuth(pool: Pool, adminKey: string): Auth {
   const adminHash = hashApiKey(adminKey)
@@ -52,7 +52,7 @@ export function createAuth(pool: Pool, adminKey: string): Auth {
       if (known !== undefined) return known
       const asked = lookUp(hashApiKey(key))
       cache.set(id, asked)
-      // Unknown keys are not kept: they would let anybody push the known ones out.
+      // Unknown keys are not cached: anybody could push the known ones out with them.
       asked.catch(() => cache.delete(id))
       return asked
     },
@@ -63,7 +63,7 @@ export function createAuth(pool: Pool, adminKey: string): Auth {
   }
 }
 
-/** No header, or one of another scheme, carries no token; what follows `Bearer` is compared as it is. */
+/** Throws `missing bearer token` without a header of this scheme. Whatever follows `Bearer` is compared as it is. */
 function bearerToken(authorization: string | undefined): string {
   const [, token] = /^bearer +(\S.*)$/i.exec(authorization?.trim() ?? '') ?? []
   if (token === undefined) throw new AppError('missing_token')

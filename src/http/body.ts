@@ -4,13 +4,13 @@ import { AppError } from '../errors.ts'
 import { isTooDeep, MAX_DEPTH } from '../json.ts'
 import type { Env } from './route.ts'
 
-/** What a body may hold besides a payload: the other fields, their names, white space. */
+/** What a body may hold besides a payload: other fields, their names, white space. */
 const ENVELOPE_BYTES = 65_536
 
-/** Other parameters than the charset mean nothing. */
+/** Parameters other than the charset are ignored. */
 const JSON_IN_UTF8 = /^\s*application\/json\s*(;(?!\s*charset\s*=(?!\s*"?utf-?8"?\s*(;|$)))[^;]*)*$/i
 
-/** A body of which nothing arrives for this long is given up: it takes room that others wait for. */
+/** A body that stalls for this long is given up: it takes room that others wait for. */
 const STALL_MS = 10_000
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
@@ -84,9 +84,9 @@ function grown(bytes: Uint8Array, length: number): Uint8Array {
 }
 
 /**
- * Resolves at the end, or as soon as `add` wants no more; rejects when the client leaves before, or nothing arrives for too
- * long. The stream is never destroyed, for the socket would go with it and the answer be lost; nor stopped, for the next
- * request comes behind what is left of it.
+ * Resolves at the end of the body, or as soon as `add` returns false; rejects if the client leaves first or the body stalls. The
+ * stream is never destroyed, since the socket, and with it the answer, would go too; nor paused, since the next request comes
+ * behind the rest of it.
  */
 function readAll(incoming: IncomingMessage, add: (chunk: Uint8Array) => boolean): Promise<void> {
   return new Promise((resolve, reject) => {

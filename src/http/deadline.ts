@@ -1,8 +1,8 @@
 import { Line } from '../line.ts'
 
-/** What a request may wait for the database in all. Clients are promised an answer in 5 s, whatever the database does. */
+/** How long a request may wait for the database in all. Clients are promised an answer in 5 s, whatever the database does. */
 const DEADLINE_MS = 4000
-/** How often it is looked at. A timer for each step of a request costs as much as routing it. */
+/** How often deadlines are checked: a timer for each step of a request would cost as much as routing it. */
 const LOOK_MS = 100
 
 type Step = { until: number; giveUp: () => void }
@@ -19,8 +19,8 @@ function look(): void {
 }
 
 /**
- * For one request: a function that runs a step of it and rejects when all steps together have taken too long. A step that is
- * late may still succeed afterwards, unseen. How long the client takes to send its body counts in no step.
+ * Starts a request's time: returns a function that runs one step of it, and rejects when all steps together have taken too long.
+ * A late step may still succeed, unseen. The time the client takes to send its body belongs to no step.
  */
 export function startDeadline(): <T>(step: () => Promise<T>) => Promise<T> {
   let leftMs = DEADLINE_MS

@@ -114,7 +114,7 @@ type AttemptRow = Omit<z.infer<typeof attempt>, 'next_attempt_at' | 'started_at'
 }
 type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | undefined }
 
-/** Of a list whose filters match so little that it was given up. */
+/** The error of a list whose filters match so little that it took too long. */
 const TOO_MUCH = { path: 'since', message: 'the list took too long to read: narrow it by since and until' }
 
 /** Reading deliveries and their attempts, and replaying them. */
@@ -142,7 +142,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
         order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
     }).catch((error: unknown) => {
-      // No index has them, since every publish would pay for it: what matches little goes through all there is.
+      // There is no index for these filters, since every publish would pay for it: one that matches little reads everything.
       if (isTooSlow(error) && filters.length > 0) throw new AppError('invalid_request', [TOO_MUCH])
       throw error
     })
@@ -158,7 +158,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
     return row
   }
 
-  /** A replay that the month has no attempt left for would only be dead-lettered again. */
+  /** Without an attempt left this month, a replayed delivery would only be dead-lettered again. */
   async function requireAttempts(tenant: Tenant): Promise<void> {
     const limit = tenant.limits.monthly_attempts ?? deps.monthlyAttempts
     const [used] = await pool<{ month: Date; current: number }[]>`

@@ -83,7 +83,7 @@ const getReference = createRoute({
 
 /** `/openapi.json` and the reference page `/docs`, both whole without internet access. */
 export function mountDocs(mount: Mount, app: App, options: () => DocumentOptions): void {
-  // As bytes, it is the same for every connection on which nobody reads it.
+  // As bytes, one copy serves every connection, also those that nobody reads from.
   let document: Buffer<ArrayBuffer> | undefined
   mount.open(getDocument, (c) => {
     document ??= Buffer.from(JSON.stringify(openApiDocument(app, options())))
@@ -113,7 +113,7 @@ export function mountDocs(mount: Mount, app: App, options: () => DocumentOptions
   })
 }
 
-/** Every browser reads gzip; whoever does not is not a browser and has no use for these files. */
+/** These files are for browsers, and every browser reads gzip. */
 function sendZipped(c: Context<Env>, bytes: Buffer<ArrayBuffer>, type: string): Response {
   c.header('cache-control', FOR_GOOD)
   return c.body(bytes, 200, { 'content-type': type, 'content-encoding': 'gzip' })

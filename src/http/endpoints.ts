@@ -104,7 +104,7 @@ export function mountEndpoints(
   mount.tenant(route.patch, { action: 'endpoints:write' }, async (c, tenant, { params, body }) => {
     const target = endpointId(params)
     const changes = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined))
-    // Recording locks an endpoint's counters before the endpoint: the two can meet crosswise.
+    // Recording locks the counters before the endpoint, so the two can deadlock.
     const row = await transact(pool, async (sql) => {
       const [before] = await sql<{ is_active: boolean; url: string; ordered: boolean; failing: boolean }[]>`
         select p.is_active, p.url, p.ordered, coalesce(s.failure_streak > 0, false) as failing
@@ -119,7 +119,7 @@ export function mountEndpoints(
         update waybill.endpoints set ${sql(changes)}, updated_at = now()
           ${turnedOff ? sql`, inactive_reason = 'tenant', inactive_since = now()` : body.is_active ? sql`, inactive_reason = null, inactive_since = null` : sql``}
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns(sql)}`
-      // Whatever was changed, more may be allowed now.
+      // Whatever has changed, held deliveries may be allowed now.
       await sql`select pg_notify('waybill_held', '')`
       return updated as EndpointRow
     })
@@ -142,7 +142,7 @@ export function mountEndpoints(
 
 /**
  * An endpoint that was inactive, or failed at another URL, is given the benefit of the doubt, and what was held in growing chunks;
- * where it is ordered, after the one retry that all others wait for.
+ * where it is ordered, after the one retry that the others wait for.
  */
 async function startAgain(sql: Db, tenantId: string, endpointId: string, ordered: boolean): Promise<void> {
   if (ordered) await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`

@@ -76,7 +76,7 @@ export function mountEvents(mount: Mount, { reads }: { reads: Reads }): void {
         delivery_count: row.delivery_count,
         created_at: madeAt(row.event_id),
       }
-      // Put together as text, so that the payload comes back as it was published.
+      // Assembled as text, so that the payload comes back as it was published.
       return `${JSON.stringify(record).slice(0, -1)},"payload":${row.payload},${JSON.stringify(rest).slice(1)}`
     })
   })

@@ -3,7 +3,7 @@ import type { Pool } from '../db.ts'
 import type { Mount } from './route.ts'
 import { answers } from './schemas.ts'
 
-/** A database that does not answer in this time is as good as gone for whoever asks. */
+/** A database that does not answer in this time is reported as unreachable. */
 export const HEALTH_PATIENCE_MS = 750
 
 const about = z.object({
@@ -55,7 +55,7 @@ export function mountHealth(
 async function answersInTime(pool: Pool): Promise<boolean> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<boolean>((resolve) => {
-    // An answer that is there already, and only not read because this process was busy, still counts.
+    // An answer that has arrived, and was not read because this process was busy, still counts.
     timer = setTimeout(() => setImmediate(resolve, false), HEALTH_PATIENCE_MS)
   })
   const asked = pool`select 1`.then(

@@ -9,8 +9,8 @@ import type { App } from './route.ts'
 export type Listening = {
   port: number
   /**
-   * Takes no new connections, answers what is under way, then closes. Who has not sent a whole request within a moment, or
-   * not read its answer within `graceMs`, is cut off.
+   * Takes no new connections, answers what is under way, then closes. Clients that have not sent a whole request within a second,
+   * or not read their answer within `graceMs`, are cut off.
    */
   close: (graceMs: number) => Promise<void>
 }
@@ -19,13 +19,13 @@ const HEADERS_MS = 10_000
 const REQUEST_MS = 30_000
 /** Longer than the minute for which load balancers keep idle connections, so that they, not we, close them. */
 const KEEP_ALIVE_MS = 65_000
-/** How often Node looks for requests that are late, its own 30 s would let a header take 40, and we for answers that are. */
+/** How often Node looks for late requests (its default, 30 s, would let headers take 40), and we for answers that nobody reads. */
 const LATE_CHECK_MS = 2000
-/** An answer of which nothing is taken for this long is given up, with its connection: what it holds, others wait for. */
+/** An answer of which nothing is read for this long is dropped, with its connection: others wait for its memory. */
 const UNREAD_MS = 30_000
-/** What a client has to read the answer to what was no request. */
+/** How long a client has to read the answer to something that was not a request. */
 const LINGER_MS = 2000
-/** What a request that is still arriving has left when the service stops. */
+/** How long a request may still be arriving once the service stops. */
 const LAST_WORDS_MS = 3000
 
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
@@ -67,9 +67,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       requestTimeout: REQUEST_MS,
       keepAliveTimeout: KEEP_ALIVE_MS,
       connectionsCheckingInterval: LATE_CHECK_MS,
-      // Node would answer without a body.
+      // Node's own refusal has no body.
       requireHostHeader: false,
-      // It would take the first of two keys.
+      // Else Node takes the first of two keys.
       joinDuplicateHeaders: true,
       ServerResponse: Answer,
     },
@@ -123,7 +123,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
           resolve()
         })
         server.closeIdleConnections()
-        // To Node, who has not sent anything yet is not idle, and once closed it times nobody out.
+        // To Node, a client that has not sent anything yet is not idle; and once closed, it times nobody out.
         cut((socket) => (socket as Socket).bytesRead === 0)
         const unfinished = setInterval(
           () => cut((_socket, request) => !request?.complete),
@@ -135,9 +135,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
 }
 
 /**
- * Looks at a connection until the timer is cleared, and destroys it once nothing of an answer has gone out for `UNREAD_MS`. What
- * is left of a write tells, for its end may be long in coming; the kernel takes more when a third of its buffer is free, so a
- * reader may be as slow as 30 KiB/s even where that is 3 MiB. Node's own timeout would also meet who waits for our answer.
+ * Looks at a connection until the timer is cleared, and destroys it once nothing of an answer has gone out for `UNREAD_MS`. It
+ * looks at what is left of the present write. The kernel takes more only when a third of its buffer is free, so a reader needs
+ * 30 KiB/s if that is 3 MiB. Node's own socket timeout would also cut off clients that wait for our answer.
  */
 function cutUnread(socket: Socket): NodeJS.Timeout {
   let left = 0
@@ -146,7 +146,7 @@ function cutUnread(socket: Socket): NodeJS.Timeout {
     const before = left
     left = (socket as Socket & { _handle?: { writeQueueSize: number } })._handle?.writeQueueSize ?? 0
     looks = left > 0 && left === before ? looks + 1 : 0
-    // Looks, not a clock: while this process is stopped, nothing goes out either.
+    // Looks are counted, not seconds: while this process is stopped, nothing goes out either.
     if (looks * LATE_CHECK_MS >= UNREAD_MS) socket.destroy()
   }, LATE_CHECK_MS)
 }
@@ -157,7 +157,7 @@ function isAnswering(socket: Duplex): boolean {
   return message?.headersSent === true
 }
 
-/** An answer to what never became a request of the application. `message` is null for 404. */
+/** The answer to something that never reached the application. `message` is null for 404. */
 function refusal(status: 400 | 404 | 408 | 431, message: string | null, requestId = requestIdOf(undefined)) {
   const error = message === null ? new AppError('not_found') : new AppError('invalid_request', [{ path: '', message }])
   const body = JSON.stringify(errorBody(error))
@@ -172,7 +172,7 @@ function refusal(status: 400 | 404 | 408 | 431, message: string | null, requestI
       const all = { ...SECURITY_HEADERS, 'x-request-id': requestId, ...headers }
       const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`)
       socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${head.join('')}\r\n${body}`)
-      // Node looks at such a connection no more, and a client that keeps its side open would keep ours.
+      // Node no longer watches such a connection: a client that keeps its side open would keep ours open.
       setTimeout(() => socket.destroy(), LINGER_MS).unref()
     },
   }

@@ -14,7 +14,7 @@ import { answers, eventType, id, jsonBody, ownTenant } from './schemas.ts'
 
 const publishBody = z.strictObject({
   event_type: eventType,
-  // Only its kind is checked: what is stored is the text itself, and copying the value would lose parts of it.
+  // Only its type is checked: what is stored is the text itself, since parsing would lose parts of it.
   payload: z
     .custom((value) => typeof value === 'object' && value !== null && !Array.isArray(value), 'must be a JSON object')
     .openapi({
@@ -87,14 +87,14 @@ export function mountPublish(
   const { publish, rateLimit, log } = deps
   const maxPayloadBytes = (tenant: Tenant) => tenant.limits.max_payload_bytes ?? deps.maxPayloadBytes
 
-  /** Until when, at least, a tenant's rate window has no place left, while its limit stays what it is. */
+  /** Until when a tenant's rate window is full at least, unless its limit changes. */
   const full = new LRUCache<string, { rate: number | undefined; until: number }>({ max: 10_000 })
   const isFull = ({ tenantId, limits }: Tenant) => {
     const known = full.get(tenantId)
     return known !== undefined && performance.now() < known.until && known.rate === limits.events_write_rate
   }
 
-  /** The publish transaction counts the request itself, also one whose body was refused. */
+  /** Requests are counted by the publish transaction, also those whose body was refused. */
   async function count(c: Context<Env>, tenant: Tenant, event: PublishRequest['event']): Promise<PublishResult> {
     const asked = performance.now()
     const result = await publish({ tenantId: tenant.tenantId, event })
@@ -102,7 +102,7 @@ export function mountPublish(
     // The seconds are rounded up, and were counted after `asked`.
     if (rate.limit > 0 && rate.count >= rate.limit)
       full.set(tenant.tenantId, { rate: tenant.limits.events_write_rate, until: asked + (rate.secondsLeft - 1) * 1000 })
-    // The window may have been lost, as in a crash of the database.
+    // A crash of the database may have lost the window.
     else full.delete(tenant.tenantId)
     rateLimit.apply(c, tenant, 'events:write', rate)
     return result

@@ -5,8 +5,8 @@ import { createRoom } from './room.ts'
 import type { Env } from './route.ts'
 
 /**
- * Answers 200 with the JSON of what `read` finds, which may be text already. `read` asks one query at a time: its turn is good
- * for one connection. Throws `service overloaded` when either wait takes too long, and what `read` throws.
+ * Answers 200 with what `read` returns, as JSON unless it is text already. `read` runs one query at a time, since its turn is for
+ * one connection. Throws `service overloaded` if waiting takes too long, and whatever `read` throws.
  */
 export type Reads = (
   c: Context<Env>,
@@ -14,19 +14,19 @@ export type Reads = (
   read: (sql: Pool) => Promise<object | string>,
 ) => Promise<Response>
 
-/** What answers that their clients have not taken yet may come to. One of many rows is 4 MiB as a rule, 24 at worst. */
+/** The room for answers that their clients have not read yet. A long list is usually up to 4 MiB, at worst 24. */
 const UNREAD_BYTES = 64 * 1024 * 1024
-/** Up to this size an answer is not ours for long: the buffer that the kernel has for every connection takes it. */
+/** An answer up to this size takes no room: the kernel's buffer for the connection takes it at once. */
 const SMALL_BYTES = 16 * 1024
-/** What is left of a request's time (http/deadline.ts) after a turn and a query that both came late. */
+/** What is left of a request's time (http/deadline.ts) after a turn and a query that took as long as they may. */
 const UNREAD_WAIT_MS = 400
 
 /**
- * What may be large: lists, sums, payloads. They are bounded twice, and of either a tenant gets at most half of what others
- * leave. Turns: they are read on a `pool` that serves nothing else, so that publishing, keys, limits and recording have
- * connections of their own however many there are and however long they take. Bytes: an answer has room until it is read or its
- * connection is gone, and its turn lasts until it has room, so that no more than the turns' are without. Those
- * that nobody reads are cut off in time (http/listen.ts).
+ * Reads that may be large: lists, sums, payloads. Two things bound them, and a tenant gets at most half of what the others leave
+ * of each. Turns: they run on a `pool` of their own, so that publishing, authentication, limits and recording always have
+ * connections. Bytes: an answer takes room until the client has read it or its connection is gone. A turn ends only when its
+ * answer has room, so at most as many answers as there are turns are without. Answers that nobody reads are cut off
+ * (http/listen.ts).
  */
 export function createReads(pool: Pool): Reads {
   const turns = createRoom(pool.options.max)
@@ -44,7 +44,7 @@ export function createReads(pool: Pool): Reads {
   return (c, tenantId, read) =>
     turns.hold(tenantId, 1, async () => {
       const found = await read(pool)
-      // As bytes, it is kept once; as text, once more for the socket.
+      // As text it would be copied once more for the socket.
       const body = Buffer.from(typeof found === 'string' ? found : JSON.stringify(found))
       if (body.length > SMALL_BYTES) await takeRoom(c, tenantId, body.length)
       return c.body(body, 200, { 'content-type': 'application/json' })
@@ -52,8 +52,8 @@ export function createReads(pool: Pool): Reads {
 }
 
 /**
- * Resolves when an answer has been taken, or lost with its connection: where CONNECT came behind it, Node does not say so of
- * those that still had their turn to come.
+ * Resolves when an answer has been read, or lost with its connection. The connection is watched too: if a CONNECT came behind
+ * the request, Node does not report answers that were still queued.
  */
 const untilGone = ({ incoming: { socket }, outgoing }: HttpBindings): Promise<void> =>
   new Promise((resolve) => {

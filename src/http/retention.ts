@@ -43,7 +43,7 @@ const runNow = createRoute({
   },
 })
 
-/** Retention on demand; the same runs on its schedule in the worker. It takes its time, on `retention`, if the database answers. */
+/** Retention on demand; workers run the same on a schedule. `retention` is a pool whose statements may take long. */
 export function mountRetention(
   mount: Mount,
   deps: { pool: Pool; retention: Pool; retentionDays: number; log: Log },

@@ -32,11 +32,11 @@ export type Input<R extends RouteConfig> = {
   text: string
 }
 
-/** What the bodies of the requests under way may come to. As text, parsed and on its way to the database, one takes some five times its size. */
+/** The room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. */
 const TENANTS_BYTES = 32 * 1024 * 1024
 const ADMIN_BYTES = 4 * 1024 * 1024
 
-/** So many mistakes of a request are told: a body can have a hundred thousand, and telling costs more than reading it did. */
+/** How many mistakes are reported: a body can have a hundred thousand, and reporting them costs more than reading it. */
 const MOST_PROBLEMS = 20
 
 type TenantOptions = {
@@ -44,7 +44,7 @@ type TenantOptions = {
   action: RateAction | null
   /** How large a payload the body may carry; without one, bodies are small. */
   maxPayloadBytes?: (tenant: Tenant) => number
-  /** What it throws answers the request, whose body is not read then. */
+  /** If it throws, that answers the request, and its body is not read. */
   beforeBody?: (tenant: Tenant, c: Context<Env>) => Promise<void>
   /** Called when the request itself is refused, before the refusal is thrown. */
   onRefused?: (tenant: Tenant, c: Context<Env>) => Promise<void>
@@ -56,7 +56,7 @@ type TenantOptions = {
  */
 export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }) {
   const { app, auth, rateLimit } = deps
-  /** Of tenants together, and of the operator, whom no tenant can keep out. */
+  /** One for all tenants together, and one for the operator, so that no tenant can keep the operator out. */
   const room = createRoom(TENANTS_BYTES)
   const adminRoom = createRoom(ADMIN_BYTES)
 
@@ -71,7 +71,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
       mount(route, async (c) => await handler(c))
     },
 
-    /** A route for the operator's key. `takesLong`: it has no deadline, because it does as much work as there is. */
+    /** A route for the operator's key. `takesLong`: it has no deadline, since it does as much work as there is. */
     admin<R extends RouteConfig>(
       route: R,
       handler: (c: Context<Env>, input: Input<R>) => Promise<Response>,
@@ -113,7 +113,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
           }
           return await inTime(() => handler(c, tenant, input))
         }
-        // Only what has a body to read takes room.
+        // Only requests with a body take room.
         if (!route.request?.body) return await answer()
         return await room.hold(tenant.tenantId, expectedBytes(c, maxPayloadBytes), answer)
       })
@@ -146,13 +146,13 @@ async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPa
   return { ...input, body: parsedBody, text: json?.text ?? '' } as Input<R>
 }
 
-/** What an unreadable body is to blame for, to be reported with the rest; what is not a mistake in the request is thrown on. */
+/** The mistakes of an unreadable body, to be reported with the others. Rethrows what is not a mistake of the request. */
 function problemsOf(error: unknown): FieldProblem[] {
   if (error instanceof AppError && error.code === 'invalid_request') return error.details as FieldProblem[]
   throw error
 }
 
-/** A parameter that is given twice is kept as a list, which no schema of ours accepts. */
+/** A parameter that is given twice becomes a list, which none of our schemas accepts. */
 function readQuery(c: Context<Env>): Record<string, string | string[]> {
   const { searchParams } = new URL(c.req.url)
   const names = [...new Set(searchParams.keys())]
@@ -165,7 +165,7 @@ function readQuery(c: Context<Env>): Record<string, string | string[]> {
   )
 }
 
-/** The headers that the schema names: the others are not ours to judge, and reading all of them takes time. */
+/** Only the headers that the schema names: reading all of them takes time. */
 const readHeaders = (c: Context<Env>, schema: z.ZodObject) =>
   Object.fromEntries(Object.keys(schema.shape).map((name) => [name, c.env.incoming.headers[name]]))
 

@@ -1,7 +1,7 @@
 import { z } from '@hono/zod-openapi'
 import { UUID } from '../ids.ts'
 
-/** The schemas that several routes share. What a field means is said here once, for the OpenAPI document and its readers. */
+/** Schemas that several routes share, so that the OpenAPI document explains a field once and everywhere alike. */
 
 export const id = (of: string) =>
   z.string().openapi({
@@ -43,7 +43,7 @@ export const eventType = z
     example: 'invoice.paid',
   })
 
-/** A moment with an offset or `Z`; the ids begin in 1970, so any before that is the same to them (`firstId`). */
+/** A moment with an offset or `Z`. Ids begin in 1970: any moment before that is treated as 1970 (`firstId`). */
 const moment = z.iso
   .datetime({ offset: true, error: 'must be an ISO 8601 time with an offset or Z' })
   .transform((text) => new Date(text))
@@ -61,13 +61,13 @@ const numberParam = (minimum: number, maximum: number, fallback: number, descrip
   description,
 })
 
-/** Where a page starts; what `next_cursor` answered, unread by clients. `form` is that of what it holds. */
+/** A `next_cursor`, opaque to clients. `form` is what its decoded text must look like. */
 const cursorAt = (form: RegExp) =>
   z
     .string()
     .max(64)
     .transform((text) => ({ text, position: Buffer.from(text, 'base64url').toString() }))
-    // Decoding skips what it cannot read.
+    // Encoded again, since decoding skips characters that it cannot read.
     .refine(
       ({ text, position }) => form.test(position) && encodeCursor(position) === text,
       'must be a next_cursor that this list answered',

@@ -122,13 +122,13 @@ export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: A
       )
       select put.*, pg_notify('waybill_tenants', '') from put`
     const isTaken = (error: unknown) => isDuplicate(error, 'tenants_tenant_slug_key')
-    // Taken, it may be, by this very tenant, which another request has just made.
+    // Perhaps taken by this very tenant, which a concurrent request has just created.
     const [tenant] = await put()
       .catch((error: unknown) => (isTaken(error) ? put() : Promise.reject(error)))
       .catch((error: unknown) => {
         throw isTaken(error) ? new AppError('slug_taken') : error
       })
-    // Other processes are told; whoever asks this one next sees it.
+    // Other processes are notified; this one forgets at once.
     auth.forget()
     const { tenant_id, tenant_slug, limits: now, created, created_at, updated_at } = tenant as TenantRow
     return c.json({ ok: true, tenant_id, tenant_slug, limits: now, created, created_at, updated_at }, 200)
