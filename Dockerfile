@@ -1,4 +1,4 @@
-# Two stages: the first compiles, the second carries only what runs. Node's own image keeps the npm package `node` out.
+# Two stages: the first compiles, the second carries only what runs.
 FROM node:24-slim AS build
 WORKDIR /app
 COPY package.json package-lock.json tsconfig.json ./
@@ -8,7 +8,7 @@ RUN npm run build
 
 FROM node:24-slim
 WORKDIR /app
-# With an arena of malloc's for each thread, memory that is free would not fit what is asked for, and grow by the hour.
+# With one malloc arena per thread memory fragments, and grows by the hour.
 ENV NODE_ENV=production MALLOC_ARENA_MAX=2
 COPY package.json package-lock.json ./
 RUN npm ci --omit=dev && npm cache clean --force
@@ -18,5 +18,5 @@ USER node
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
   CMD ["node", "-e", "fetch(`http://127.0.0.1:${process.env.PORT || 8080}/health`).then((r) => process.exit(r.ok ? 0 : 1), () => process.exit(1))"]
-# What is young dies young here, in a space that is large from the start, and what does not is collected before there is much of it.
+# Young objects die young here, in a space that is large from the start; what survives is collected before there is much of it.
 ENTRYPOINT ["node", "--no-allocation-site-pretenuring", "--min-semi-space-size=32", "--max-semi-space-size=32", "--initial-old-space-size=48", "--heap-growing-percent=60", "dist/main.js"]
