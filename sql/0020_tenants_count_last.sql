@@ -190,8 +190,8 @@ begin
     outcomes := verdicts;
   end if;
 
-  -- 5. Who was to stand in line is asked once more, when nobody can move the line: it may be gone by now. Batches of a busy tenant
-  -- come one right after the other, so each would find the line that the last one has made, though it is emptied all the time.
+  -- 5. What is to be held is checked again with the endpoints locked: their held deliveries may have been released by now. Otherwise
+  -- each batch of a busy tenant would find what the one before has held, though it is released all the time.
   if to_held @> array[true] then
     -- All of them, or those that follow would be locked out of order when they are counted.
     perform from waybill.endpoint_stats s

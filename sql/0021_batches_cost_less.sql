@@ -150,9 +150,8 @@ begin
   where m.ctid = (select ctid from waybill.claim_marks where since not between now() - interval '3 seconds' and now() for update skip locked);
 end $$;
 
--- The deliveries' part of waybill.record, whose `finished` is null where all are. An update would be planned anew each time, for it
--- cannot be told which table to start from; merging can, where it has something to insert, since then it has to look at every
--- row of what it is given. It never does: what is recorded is there.
+-- The deliveries' part of waybill.record, whose `finished` is null where all are. The insert never happens, since what is recorded is
+-- there. But because of it the plan has to start from the given rows, so that it can be kept; that of an update need not.
 create or replace function waybill.move_deliveries(tenants text[], deliveries uuid[], fences text[], finished uuid[], attempt_numbers int[],
   recorded_attempts int[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[], next_attempts timestamptz[],
   started timestamptz[], status_codes smallint[], errors text[])

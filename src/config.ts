@@ -35,7 +35,7 @@ const cidr = z.string().transform((text, ctx) => {
   return range
 })
 
-/** As those decode it who connect there: a password may have any character. */
+/** Whether the drivers can decode it: a password may have any character. */
 function isEncoded(address: string): boolean {
   try {
     decodeURIComponent(address)

@@ -40,7 +40,7 @@ export function openDb(
     // A dead connection would be found out late where queries are slow or rare, so idle ones are soon closed.
     idle_timeout: patienceMs > PATIENCE_MS || reads ? 5 : 300,
     max_lifetime: 3600,
-    // A pool without patience keeps a lock on its connection, which must stay also while it is idle.
+    // Migrating waits for ever, and its lock lives and dies with the connection.
     ...(patienceMs === 0 && { idle_timeout: 0, max_lifetime: 0 }),
     keep_alive: 5,
     connection: {

@@ -55,7 +55,7 @@ export async function startEmbedded(
     })
   if (asRoot) await chmod(directory, 0o755)
   if ((await read(resolve(databaseDir, 'PG_VERSION'))) === null) {
-    // Under its name once it is whole. What is left of others, they may still be making, until they find it gone.
+    // Made under another name, then renamed. Leftovers of interrupted starts are removed, even while one is still being written.
     for (const name of await readdir(directory))
       if (name.startsWith(UNFINISHED))
         await rm(resolve(directory, name), { recursive: true, force: true, maxRetries: 20 })

@@ -11,7 +11,7 @@ export const DEAD_LETTERS = 'dead_letters'
 /** What a delivery's job carries. */
 export type DeliveryJob = {
   tenant_id: string
-  /** Its place in fair order (waybill.queue_clock): its priority is this, negated and rounded, until it comes back from a claim. */
+  /** Its place in fair order (waybill.queue_clock). The job's priority is this, negated and rounded, until it returns from a claim. */
   tag?: number
   /** For a paced endpoint: when the attempt may start, in milliseconds since 1970 by the database's clock. */
   slot?: number
@@ -25,9 +25,9 @@ export type QueueSettings = {
 
 const FOREVER_SECONDS = 10 * 365 * 86_400
 const SUPERVISE_SECONDS = 15
-/** Longer than any attempt, whatever its timeout: who is lost is found by being silent. A job keeps what held when it was queued. */
+/** Longer than any attempt: lost workers are found by their silence, not by this. A job keeps the value it was queued with. */
 const LONGEST_CLAIM_SECONDS = 3600
-/** Of pg-boss's own driver, which takes them though pg-boss does not name them. */
+/** Options for pg-boss's own driver, which pg-boss passes on without documenting them. */
 const NEVER_HANGING = {
   connectionTimeoutMillis: 5000,
   query_timeout: 14_000,
@@ -39,7 +39,7 @@ const NEVER_HANGING = {
 
 /**
  * pg-boss on connections of its own: it runs multi-statement transactions, which our driver refuses on a pool.
- * `work` runs supervision (orphans back in the queue) and the cron clock in this process, else it only answers calls.
+ * `work`: this process runs supervision (which requeues orphans) and cron; otherwise it only makes calls.
  */
 export function createBoss(url: string, options: { log: Log; work: boolean }): PgBoss {
   const boss = new PgBoss({
@@ -50,10 +50,10 @@ export function createBoss(url: string, options: { log: Log; work: boolean }): P
     migrate: false,
     supervise: options.work,
     schedule: options.work,
-    // It reads the whole table, however large the backlog. What must be quick has a way of its own (flow/take-back.ts).
+    // Supervision reads the whole table, however large the backlog. What must be quick is done elsewhere (flow/take-back.ts).
     superviseIntervalSeconds: SUPERVISE_SECONDS,
     monitorIntervalSeconds: SUPERVISE_SECONDS,
-    // The counts behind this warning say nothing that our own metrics do not say better.
+    // Never: our own metrics say it better.
     warningQueueSize: 1_000_000_000,
   })
   boss.on('error', (error) => options.log.error({ err: error }, 'queue.error'))
@@ -62,7 +62,7 @@ export function createBoss(url: string, options: { log: Log; work: boolean }): P
 }
 
 const queues = (settings: QueueSettings) => {
-  // Nothing is ever dropped for being old: paused endpoints wait for as long as they wait.
+  // No job is ever dropped for being old.
   const keep = { retentionSeconds: FOREVER_SECONDS, deleteAfterSeconds: 3600 }
   return [
     { name: DEAD_LETTERS, options: { ...keep, retryLimit: 1000, retryDelay: 1, expireInSeconds: 60 } },
@@ -76,14 +76,14 @@ const queues = (settings: QueueSettings) => {
         retryDelayMax: settings.retryDelayMaxSeconds,
         retryBackoff: true,
         expireInSeconds: LONGEST_CLAIM_SECONDS,
-        // Beyond the time after which lost jobs are taken back: pg-boss's own way is the net below that.
+        // Longer than flow/take-back.ts takes to find lost jobs: pg-boss's own way is the safety net below that.
         heartbeatSeconds: 60,
       },
     },
   ]
 }
 
-/** Sets how what is queued from now on is retried. */
+/** Sets how jobs that are queued from now on are retried. */
 export async function updateQueues(boss: PgBoss, settings: QueueSettings): Promise<void> {
   for (const { name, options } of queues(settings)) await boss.updateQueue(name, options)
 }
@@ -114,7 +114,7 @@ export async function installQueue(url: string, log: Log, settings: QueueSetting
   }
 }
 
-/** The table that pg-boss made for the deliveries alone, ready to stand in a statement. */
+/** The table that pg-boss made for the deliveries queue, quoted for use in a statement. */
 async function tableOf(boss: PgBoss): Promise<string> {
   const { rows } = await boss
     .getDb()
@@ -123,9 +123,9 @@ async function tableOf(boss: PgBoss): Promise<string> {
 }
 
 /**
- * Every delivery leaves two dead rows in the queue, which each fetch has to step over: they are vacuumed after a
- * thousand of them, not after a fifth of the table. And each has two entries in the index by id, which get room there: a full
- * page of it would be cleaned and split at each claim, a twentieth of a delivery's cost.
+ * Every delivery leaves two dead rows in the queue, which each fetch has to step over, so they are vacuumed after a thousand of
+ * them, not after a fifth of the table. And each makes two entries in the index by id, so its pages get room: cleaning and
+ * splitting full ones at each claim was a twentieth of a delivery's cost.
  */
 async function tuneVacuum(boss: PgBoss, table: string): Promise<void> {
   await boss.getDb().executeSql(`do $$
@@ -143,8 +143,8 @@ async function tuneVacuum(boss: PgBoss, table: string): Promise<void> {
 }
 
 /**
- * Each job would look up its queue and its dead letter queue at commit, which took as long as all the rest of publishing
- * it. The two names are the same in every row, and their queues are never deleted.
+ * Drops the foreign keys: each job would look up its queue and its dead letter queue at commit, which took as long as the rest of
+ * publishing it. The two names are the same in every row, and their queues are never deleted.
  */
 async function dropChecks(boss: PgBoss, table: string): Promise<void> {
   const { rows } = await boss
@@ -156,9 +156,9 @@ async function dropChecks(boss: PgBoss, table: string): Promise<void> {
 }
 
 /**
- * While no analysis has found anything in the table, or only one job, Postgres 15 and 16 take it that the queue's name, the same in
- * every row, tells them apart, and look for the jobs of a batch in all of the queue. So they are told, and it is analyzed
- * with two jobs that nobody else sees.
+ * Tells the planner that the queue's name is the same in every row, and the id different. Until an analysis has found two
+ * jobs in the table, Postgres 15 and 16 would take the name for selective, and look for a batch's jobs in all of the queue. So it
+ * is analyzed here with two jobs that nobody else sees.
  */
 async function knowKeys(boss: PgBoss, table: string): Promise<void> {
   await boss.getDb().executeSql(`do $$
@@ -174,7 +174,7 @@ async function knowKeys(boss: PgBoss, table: string): Promise<void> {
   end $$`)
 }
 
-/** What is claimed, longest untouched first: those that have lost their worker are looked for every second. */
+/** Indexes claimed jobs, longest untouched first: those that have lost their worker are looked for every second. */
 async function indexClaims(boss: PgBoss, table: string): Promise<void> {
   await boss.getDb().executeSql(`do $$ begin
     -- Asked first, because \`if not exists\` would wait for writers before it looks.
@@ -185,8 +185,8 @@ async function indexClaims(boss: PgBoss, table: string): Promise<void> {
 }
 
 /**
- * `waybill.enqueue_new`: new deliveries that are due at once, those that are not held, straight into the table. A row is
- * the same as one that `waybill.enqueue` makes, at a third of its cost.
+ * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table. Its rows are
+ * the same as those that `waybill.enqueue` makes, at a third of the cost.
  */
 const enqueueNew = (table: string) => `
   create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[]) returns void language sql as $enqueue$
@@ -200,14 +200,14 @@ const enqueueNew = (table: string) => `
   $enqueue$`
 
 /**
- * pg-boss's own statements as functions, for our functions to call: `enqueue(jobs)` takes jobs as JSON, `fetch_due` the
- * bounds of their priorities and how many, `finish_jobs` and `fail_jobs` the queue, the jobs' ids and their fences
- * (`id:retry count`), before which the latter has what went wrong.
+ * pg-boss's own statements as functions, for our functions to call: `enqueue` takes jobs as JSON; `fetch_due` the bounds of their
+ * priorities and how many; `finish_jobs` and `fail_jobs` the queue, the jobs' ids and their fences (`id:retry count`), the latter
+ * with what went wrong before the fences.
  *
- * A queue grows faster than its statistics, and a plan from when it was empty would walk it from end to end. So fetching is left
- * one way only, whatever the planner believes, and planned once: in the order of an index (sorting 50,000 jobs took 49 ms, this
- * takes 2), then each job by its place. Finishing is left the index by id; up to Postgres 16, where a plan from an empty
- * queue could use that and still look for the jobs in all of it, it is planned anew each time. So is failing, which is rare.
+ * A queue grows faster than its statistics, and a plan made when it was empty would walk it from end to end. So the planner is left
+ * one way to fetch, and plans it once: in the order of an index (sorting 50,000 jobs took 49 ms, this takes 2), then each job by
+ * its place in the table. For finishing it is left the index by id. Up to Postgres 16 a plan from an empty queue could use that
+ * index and still look for the jobs in all of it, so there finishing is planned each time; as is failing, which is rare.
  */
 async function callables(boss: PgBoss): Promise<string> {
   const enqueue = await capture((db) => boss.insert(DELIVERIES, [], { db }))
@@ -254,7 +254,7 @@ async function callables(boss: PgBoss): Promise<string> {
     end $callable$;`
 }
 
-/** The text of the statement that a call of pg-boss runs. */
+/** The text of the statement that a call to pg-boss runs. */
 async function capture(call: (db: QueueDb) => Promise<unknown>): Promise<string> {
   let captured = ''
   await call({

@@ -1,14 +1,14 @@
 export type Room = {
   /**
-   * Runs `work` once there is room for its `amount`, first come, first served. Throws what `refusal` makes when too many wait
-   * already or it has waited for too long, and the signal's reason when `signal` aborts while it waits.
+   * Runs `work` once there is room for its `amount`, first come, first served. Throws `refusal()` if too many wait already or
+   * it has waited too long, and the signal's reason if `signal` aborts while it waits.
    */
   hold<Result>(tenantId: string, amount: number, work: () => Promise<Result>, signal?: AbortSignal): Promise<Result>
 }
 
 /**
- * Bounds what work takes of something, bytes of memory or connections, however much of it there is at once and however much
- * each wants: to `size` together, of which a tenant gets at most half of what the others leave, and as much of the line.
+ * Bounds how much of a resource, such as bytes of memory or connections, is in use at once: `size` in all, of which a tenant gets at
+ * most half of what the others leave. The same holds for its places in the line of those that wait.
  */
 export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs: number; refusal: () => Error }): Room {
   type Entry = { tenantId: string; amount: number; enter: () => void }
@@ -16,10 +16,10 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
   const takenBy = new Map<string, number>()
   let waiting: Entry[] = []
 
-  /** What is larger than all of it goes in alone. */
+  /** Work that is larger than the whole room runs alone. */
   const isFull = (amount: number) => taken > 0 && taken + amount > size
 
-  /** One of a tenant may take more than its share. */
+  /** A tenant's only piece of work may exceed its share. */
   function hasShare(tenantId: string, amount: number): boolean {
     const own = takenBy.get(tenantId) ?? 0
     return own === 0 || own + amount <= (size - (taken - own)) / 2
@@ -42,7 +42,7 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
     else takenBy.delete(tenantId)
   }
 
-  /** Lets in, in order, whom there is room for; nobody overtakes one of the same tenant, or one that all lack room for. */
+  /** Admits those there is room for, in order. Nobody overtakes another of the same tenant, or one that waits for room, not for its share. */
   function admit(): void {
     const behind = new Set<string>()
     let full = false
@@ -70,7 +70,7 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
         leave()
         waiting.splice(waiting.indexOf(entry), 1)
         reject(reason)
-        // A smaller one may have stood behind it.
+        // A smaller one may have waited behind it.
         admit()
       }
       const interrupt = () => giveUp(signal?.reason)

@@ -5,15 +5,15 @@ const KEY_ID_BYTES = 4
 const IV_BYTES = 12
 const TAG_BYTES = 16
 
-/** A secret was sealed with a key that is not at hand. */
+/** A secret was encrypted with a key that this process does not have. */
 export class MissingKey extends Error {}
 
 export type SecretBox = {
   /** Encrypts with the first key. `owner` binds the result to its row: moved to another, it does not decrypt. */
   seal(secret: string, owner: string): Buffer
-  /** Throws `MissingKey` when no key fits, and an error when the bytes are not what was sealed for `owner`. */
+  /** Throws `MissingKey` if no key fits, and another error if the bytes are not what was sealed for `owner`. */
   open(sealed: Uint8Array, owner: string): string
-  /** Ids (hex) of the keys at hand: the first bytes of what `seal` returns say which one is needed. */
+  /** Ids (hex) of the keys of this process. What `seal` returns begins with the id of the key that it needs. */
   keyIds: string[]
 }
 
@@ -50,7 +50,7 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
   }
 }
 
-/** Opens what is sealed, in hexadecimal. Decrypting takes longer than signing, and endpoints are few beside their deliveries. */
+/** Opens sealed secrets, given in hexadecimal, and remembers them: decrypting one takes longer than signing with it. */
 export function cacheOpened(box: SecretBox): (sealed: string, owner: string) => string {
   const opened = new LRUCache<string, string>({ max: 10_000 })
   return (sealed, owner) => {
@@ -69,5 +69,5 @@ export const makeSigningSecret = () => `whsec_${randomBytes(32).toString('base64
 /** A new tenant API key: `wb_live_` and 43 base64url characters, 256 random bits. */
 export const makeApiKey = () => `wb_live_${randomBytes(32).toString('base64url')}`
 
-/** What of an API key is stored and looked up by. */
+/** The form in which API keys are stored and looked up. */
 export const hashApiKey = (key: string): Buffer => hash('sha256', key, 'buffer')

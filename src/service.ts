@@ -22,17 +22,17 @@ import { startWorker } from './worker.ts'
 export type Mode = 'all' | 'api' | 'worker'
 export type Service = { port: number }
 
-/** Connections for requests, and for recording and claiming: Postgres itself is what saturates first. */
+/** Connections for requests, and for recording, holding and releasing. Few are enough: Postgres itself saturates first. */
 const API_CONNECTIONS = 10
 const WORKER_CONNECTIONS = 4
 /** For lists and sums. A request may have waited a second before (http/room.ts), and has 4 in all (http/deadline.ts). */
 const READS = { max: 8, patienceMs: 2500, reads: true }
-/** For what goes through whole tables: it may take as long as this, and keeps nobody's connection meanwhile. */
+/** For scans of whole tables, which may take this long, on connections of their own. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
-/** For retention, which counts a day at a time: what a large one takes on a slow disk, or it would be kept for good. */
+/** For retention, which counts a day at a time: as long as a large one takes on a slow disk, or it would be kept for ever. */
 const RETENTION = { max: 2, patienceMs: 3_600_000 }
 
-/** Enough of the database's address and keys to run against it. */
+/** A database and the keys that belong to it. */
 export type Database = { url: string; adminApiKey: string; encryptionKeys: Buffer[] }
 
 export const queueSettings = (config: Config): QueueSettings => ({
@@ -52,7 +52,7 @@ export async function startService(options: {
   migrateFirst: boolean
   log: Log
   releasers: Releasers
-  /** Aborted when there is no time left for attempts in flight: they are handed back. */
+  /** Aborted when attempts in flight are to be handed back at once. */
   hurry: AbortSignal
 }): Promise<Service> {
   const { config, database, mode, log, releasers } = options
@@ -72,7 +72,7 @@ export async function startService(options: {
   const retention = open(' retention', RETENTION)
   const pulse = open(' health', { max: 1, patienceMs: HEALTH_PATIENCE_MS })
   await learnTypes(pool, reads, upkeep, retention)
-  // It reads nothing that has a type of its own.
+  // It only reads `select 1`.
   pulse.options.fetch_types = false
   releasers.add('listening', watchListening(pool))
   await requireKeys(pool, secretBox).catch((error) => {
@@ -113,7 +113,7 @@ export async function startService(options: {
     rotationOverlapSeconds: config.ROTATION_OVERLAP_SECONDS,
     retentionDays: config.RETENTION_DAYS,
   })
-  // Before anything is claimed, since the port may be taken.
+  // Before anything is claimed: the port may be taken.
   const server = await listen(app, { hostname: config.HOST, port: config.PORT })
   port = server.port
   releasers.add('http', () => server.close(graceMs), { atOnce: true })
@@ -122,7 +122,7 @@ export async function startService(options: {
     const boss = createBoss(database.url, { log, work: true })
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
-    // Whoever has migrated may have had other settings.
+    // The process that migrated may have had other settings.
     if (!options.migrateFirst) await updateQueues(boss, queueSettings(config))
     await startMaintenance({
       upkeep,
@@ -191,7 +191,7 @@ export async function readVersion(): Promise<string> {
   return JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8')).version
 }
 
-/** A secret that no key opens could not sign: better to say so now than at every attempt. */
+/** Throws if a stored signing secret needs another key: better now than at every attempt. */
 async function requireKeys(pool: Pool, secretBox: SecretBox): Promise<void> {
   const rows = await pool<{ key_id: string }[]>`
     select distinct encode(substring(secret from 1 for 4), 'hex') as key_id from (
@@ -206,7 +206,7 @@ async function requireKeys(pool: Pool, secretBox: SecretBox): Promise<void> {
   }
 }
 
-/** What is accepted lasts as long as the database's commits do: settings that give those up are said aloud. */
+/** What is accepted is only as durable as the database's commits, so settings that weaken those are warned about. */
 async function warnUnlessDurable(pool: Pool, log: Log): Promise<void> {
   const off = await pool<{ name: string }[]>`
     select name from pg_settings where name in ('fsync', 'full_page_writes', 'synchronous_commit') and setting = 'off' order by name`

@@ -4,14 +4,14 @@ export type Breaker = {
   /** Attempts at once while half open. */
   ramp: number | null
   failedProbes: number
-  /** Seconds until the next probe, when this is a new one; null: as it was. */
+  /** Seconds until the next probe if it is newly scheduled; null: unchanged. */
   probeInSeconds: number | null
 }
 
 export type BreakerRules = {
   /** Opens after this many failed attempts in a row … */
   failures: number
-  /** … that span at least this long: a burst that fails at once is left to the retries. */
+  /** … over at least this long: a short burst of failures is left to the retries. */
   seconds: number
   /** The first probe comes after this long, each later one after twice the last wait, up to the maximum. */
   probeSeconds: number
@@ -20,7 +20,7 @@ export type BreakerRules = {
   cap: number
 }
 
-/** What a batch of attempts did to an endpoint, and what is known of it. */
+/** What a batch of attempts tells about an endpoint, and what was known before. */
 export type Evidence = {
   successes: number
   /** Whether the probe that was under way has failed. */
@@ -35,10 +35,9 @@ const RAMP_START = 2
 const HALF_OPEN_FAILURES = 3
 
 /**
- * The field's circuit breaker, one per endpoint: closed until enough failures in a row, then open with one probe at a
- * time, then half open with as many attempts at once as the last ones that succeeded, doubled, until nothing is held.
- * A probe is a delivery's own attempt and spends one of its retries like any other; while the breaker is open nothing
- * else is sent and nothing else is spent. Pure.
+ * The usual circuit breaker, one per endpoint: closed until enough failures in a row; then open, with one probe at a time; then half
+ * open, with two attempts at once and one more for each that succeeds, until nothing is held. A probe is an ordinary attempt of a
+ * delivery and uses one of its retries; while the breaker is open nothing else is sent and no other retry is used. Pure.
  */
 export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): Breaker {
   const reopen = (failedProbes: number): Breaker => ({

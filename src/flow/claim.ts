@@ -87,7 +87,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
         at_once, sendable, within_quota, date_part('epoch', now) * 1000 as now_ms
       from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
     const now = rows[0]?.now_ms
-    // The database read its clock between asking and now. An offset that fits is kept, so that a slow answer does not move it.
+    // The offset lies between these bounds. It changes only if they force it, so that a slow answer does not move it.
     if (now !== undefined) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - Date.now()), now - asked)
     return sortOut(rows, clockOffsetMs)
   }

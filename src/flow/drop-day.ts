@@ -108,8 +108,8 @@ async function countMovable(sql: Db, day: string): Promise<Counts | null> {
 
 /**
  * Moves the events of a day that have a live delivery, with all their deliveries and attempts, to the default partitions.
- * The day's tables are detached, in this transaction: whoever wants these rows waits for it at the tables that they were
- * part of, before it takes its snapshot, so it finds them where they are then.
+ * The day's tables have been detached in this transaction, so whoever wants these rows waits at the parent tables, before taking a
+ * snapshot, and then sees them where they have moved.
  */
 async function moveLive(sql: Db, day: string): Promise<void> {
   await lookUpOnly(sql)

@@ -1,4 +1,4 @@
-/** By then the claims in question have lapsed, and other workers have the jobs. */
+/** Then it is given up: the claims in question lapse, and other workers get the jobs. */
 const INSIST_MS = 45_000
 const PAUSE_MS = 500
 

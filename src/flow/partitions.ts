@@ -5,7 +5,7 @@ export const KINDS = ['events', 'deliveries', 'attempts'] as const
 export type Counts = Record<(typeof KINDS)[number], number>
 export const NO_ROWS: Counts = { events: 0, deliveries: 0, attempts: 0 }
 
-/** After a batch of deletes, or after detaching a day, nothing is deleted for this many times as long as it took. */
+/** After each step, retention rests for this many times as long as the step took. */
 export const REST = 3
 
 const DAYS_AHEAD = 7

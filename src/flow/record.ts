@@ -7,7 +7,7 @@ import { createBatcher } from './batch.ts'
 import type { Claim } from './claim.ts'
 import { type EndpointRules, lockStandings, observeEndpoints, type Standing, type StateChange } from './observe.ts'
 import type { Verdict } from './retry.ts'
-import { announceDeadLetters, fenceOf, type Result, settleFailed } from './settle.ts'
+import { fenceOf, queueDeadLetters, type Result, settleFailed } from './settle.ts'
 
 /** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
 export type AttemptRecord =
@@ -57,7 +57,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
   async function recordAny(attempts: AttemptRecord[]): Promise<Stored> {
     return await pool.begin(async (sql) => {
       const stored = await store(sql, await settleFailed(sql, attempts))
-      await announceDeadLetters(sql, boss, stored.results)
+      await queueDeadLetters(sql, boss, stored.results)
       const unmade = stored.results.filter(({ outcome }) => outcome === null).map(({ claim }) => claim.tenantId)
       if (unmade.length > 0) await sql`select waybill.refund_attempts(${unmade}::text[])`
       return { ...stored, changes: await observeEndpoints(sql, stored.standings, stored.results, rules) }

@@ -11,8 +11,7 @@ const MAX_LANES = 500
 
 /**
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
- * that this worker has room for (its lanes tell). `leaseSeconds` is how long a probe may be
- * under way before another is sent in its place.
+ * for which this worker's lanes have room. `leaseSeconds`: how long a probe may be under way before another takes its place.
  */
 export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: number; log: Log }): Loop {
   const { pool, lanes } = deps

@@ -45,7 +45,7 @@ function endingOf({ verdict }: AttemptRecord, nextAttemptAt: Date | null): Endin
 }
 
 /** Every dead letter goes through the dead letter queue. pg-boss puts those there that have no retry left; these are the others. */
-export async function announceDeadLetters(sql: Db, boss: PgBoss, results: Result[]): Promise<void> {
+export async function queueDeadLetters(sql: Db, boss: PgBoss, results: Result[]): Promise<void> {
   const given = results.filter(({ ending }) => ending === 'endpoint_gone' || ending === 'monthly_attempt_limit')
   if (given.length > 0) {
     const jobs = given.map(({ claim }) => ({ data: { tenant_id: claim.tenantId, delivery_id: claim.deliveryId } }))

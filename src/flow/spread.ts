@@ -7,8 +7,8 @@ const BURST = 1000
 const MAX_TENANTS = 10_000
 
 /**
- * Retries go out in the order in which they are due, whatever their tenant, so one tenant's failures must not fill the queue for
- * long. The returned function notes a failure, and returns how many seconds its retry should wait at least: 0, unless the
+ * Retries go out in the order in which they are due, whatever their tenant, so one tenant's failures could fill the queue.
+ * The returned function notes a failure, and returns how many seconds its retry should wait at least: 0, unless the
  * tenant's attempts fail faster than `PER_SECOND` in this worker. `clock` is in milliseconds.
  */
 export function createSpread(clock = () => performance.now()): (tenantId: string) => number {

@@ -44,7 +44,7 @@ export function renderStanding({ is_active, inactive_reason, inactive_since, sta
   }
   const since = moment(standing?.since)
   if (standing?.breaker === 'open') {
-    // Without `failing_since` a probe has just succeeded.
+    // Without `failing_since` a probe has just succeeded, and the breaker has not moved yet.
     const failing = standing.failing_since
       ? `failed ${standing.failure_streak} times in a row since ${new Date(standing.failing_since).toISOString()}`
       : 'its recovery is being recorded'

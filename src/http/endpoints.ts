@@ -141,8 +141,8 @@ export function mountEndpoints(
 }
 
 /**
- * An endpoint that was inactive, or failed at another URL, is given the benefit of the doubt, and what was held in growing chunks;
- * where it is ordered, after the one retry that the others wait for.
+ * Gives an endpoint that was inactive, or failed at another URL, the benefit of the doubt: what was held goes out in growing chunks,
+ * if it is ordered after the one retry that the others wait for.
  */
 async function startAgain(sql: Db, tenantId: string, endpointId: string, ordered: boolean): Promise<void> {
   if (ordered) await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`
