@@ -6,16 +6,18 @@ const PAUSE_MS = 1000
 
 /**
  * For looks that are quick when they go on from where the last one ended, and may be slow when they begin anew (`thorough`). Tells
- * each which it is. At most one a second is thorough, and fewer if those are slow or time out.
+ * each which it is. At most one a second is thorough, and fewer if those are slow or time out. `clock` is in milliseconds.
  */
-export function createThoroughness(): <T>(look: (thorough: boolean) => Promise<T>) => Promise<T> {
+export function createThoroughness(
+  clock = () => performance.now(),
+): <T>(look: (thorough: boolean) => Promise<T>) => Promise<T> {
   let nextFrom = 0
   return async (look) => {
-    const begun = performance.now()
+    const begun = clock()
     if (begun < nextFrom) return await look(false)
     nextFrom = begun + PAUSE_MS
     const passOver = () => {
-      nextFrom = begun + Math.max(PAUSE_MS, (performance.now() - begun) / SHARE)
+      nextFrom = begun + Math.max(PAUSE_MS, (clock() - begun) / SHARE)
     }
     try {
       const found = await look(true)
