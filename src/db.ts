@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type postgresTypes from 'postgres'
 import { postgres } from './driver.ts'
 import type { Log } from './log.ts'
@@ -105,7 +106,7 @@ export async function untilReachable(url: string, log: Log): Promise<void> {
     } finally {
       await pool.end({ timeout: 0 })
     }
-    await new Promise((resolve) => setTimeout(resolve, START_PAUSE_MS))
+    await sleep(START_PAUSE_MS)
   }
 }
 

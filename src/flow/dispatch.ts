@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { Log } from '../log.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createThoroughness } from './thorough.ts'
@@ -66,8 +67,7 @@ export function startDispatcher(options: {
 
   async function run(): Promise<boolean> {
     if (free() <= 0) return false
-    if (free() < MAX_BATCH / 2 && (backlog.first || backlog.retry))
-      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
+    if (free() < MAX_BATCH / 2 && (backlog.first || backlog.retry)) await sleep(PAUSE_MS)
     const mustLook = performance.now() - lastLook >= POLL_MS
     if (mustLook) {
       lastLook = performance.now()

@@ -1,3 +1,5 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+
 /** Then it is given up: the claims in question lapse, and other workers get the jobs. */
 const INSIST_MS = 45_000
 const PAUSE_MS = 500
@@ -18,7 +20,7 @@ export async function insist<T>(
     } catch (error) {
       if (performance.now() > until || signal?.aborted) throw error
       if (tries === 1) waiting(error)
-      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
+      await sleep(PAUSE_MS)
     }
   }
 }

@@ -3,12 +3,13 @@ import type { Context } from 'hono'
 import { isTooSlow, type Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { createReplay } from '../flow/replay.ts'
-import { firstId, UUID } from '../ids.ts'
+import { firstId } from '../ids.ts'
 import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
+import { recordId } from './record-id.ts'
 import type { Env, Mount } from './route.ts'
 import { answers, attemptsQuery, deliveriesQuery, dlqQuery, id, listBody, listOf, timestamp } from './schemas.ts'
 
@@ -149,11 +150,9 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
   }
 
   async function find(sql: Pool, tenant: Tenant, deliveryId: string): Promise<DeliveryRow> {
-    const [row] = UUID.test(deliveryId)
-      ? await sql<DeliveryRow[]>`
-          select ${deliveryColumns(sql)} from waybill.deliveries
-          where tenant_id = ${tenant.tenantId} and delivery_id = ${deliveryId}`
-      : []
+    const [row] = await sql<DeliveryRow[]>`
+      select ${deliveryColumns(sql)} from waybill.deliveries
+      where tenant_id = ${tenant.tenantId} and delivery_id = ${recordId(deliveryId, 'delivery_not_found')}`
     if (row === undefined) throw new AppError('delivery_not_found')
     return row
   }
@@ -176,12 +175,12 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
   )
 
   mount.tenant(getDelivery, { action: 'read' }, async (c, tenant, { params }) =>
-    c.json({ ok: true, ...renderDelivery(await find(pool, tenant, params.delivery_id.toLowerCase())) }, 200),
+    c.json({ ok: true, ...renderDelivery(await find(pool, tenant, params.delivery_id)) }, 200),
   )
 
   mount.tenant(listAttempts, { action: 'read' }, (c, tenant, { params, query }) =>
     reads(c, tenant.tenantId, async (sql) => {
-      const { delivery_id } = await find(sql, tenant, params.delivery_id.toLowerCase())
+      const { delivery_id } = await find(sql, tenant, params.delivery_id)
       const rows = await sql<AttemptRow[]>`
         select attempt_number, delivery_id, endpoint_id, url, status_code, error, error_message, response_body, response_truncated,
           duration_ms, retry_state, next_attempt_at, started_at
@@ -198,10 +197,9 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
   )
 
   mount.tenant(replay, { action: 'deliveries:replay' }, async (c, tenant, { params }) => {
-    const deliveryId = params.delivery_id.toLowerCase()
-    await find(pool, tenant, deliveryId)
+    const { delivery_id } = await find(pool, tenant, params.delivery_id)
     await requireAttempts(tenant)
-    await replayNow(tenant.tenantId, deliveryId)
-    return c.json({ ok: true, ...renderDelivery(await find(pool, tenant, deliveryId)) }, 202)
+    await replayNow(tenant.tenantId, delivery_id)
+    return c.json({ ok: true, ...renderDelivery(await find(pool, tenant, delivery_id)) }, 202)
   })
 }

@@ -1,10 +1,10 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { AppError } from '../errors.ts'
-import { UUID } from '../ids.ts'
 import { standingFields } from './endpoint-routes.ts'
 import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
+import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
 import { answers, id, timestamp } from './schemas.ts'
 
@@ -62,8 +62,7 @@ type Row = StandingRow & {
 /** How an endpoint has been doing lately, read from its counters. */
 export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): void {
   mount.tenant(getEndpointHealth, { action: 'read' }, async (c, { tenantId }, { params }) => {
-    const endpointId = params.endpoint_id.toLowerCase()
-    if (!UUID.test(endpointId)) throw new AppError('endpoint_not_found')
+    const endpointId = recordId(params.endpoint_id, 'endpoint_not_found')
     return await reads(c, tenantId, async (sql) => {
       const [row] = await sql<Row[]>`
         select endpoints.endpoint_id, is_active, ${standingColumns(sql)}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,

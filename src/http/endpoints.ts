@@ -1,11 +1,12 @@
 import { type Db, type Pool, transact } from '../db.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
-import { madeAt, UUID } from '../ids.ts'
+import { madeAt } from '../ids.ts'
 import { makeSigningSecret, type SecretBox } from '../secrets.ts'
 import { endpointRoutes } from './endpoint-routes.ts'
 import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
 import type { Reads } from './reads.ts'
+import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
 import { listBody } from './schemas.ts'
 
@@ -53,12 +54,7 @@ export function mountEndpoints(
   const route = endpointRoutes(deps.allow)
   const notFound = () => new AppError('endpoint_not_found')
 
-  /** The id as it is stored, or 404: an id that is no UUID belongs to nothing. */
-  const endpointId = (params: { endpoint_id: string }) => {
-    const lower = params.endpoint_id.toLowerCase()
-    if (!UUID.test(lower)) throw notFound()
-    return lower
-  }
+  const endpointId = (params: { endpoint_id: string }) => recordId(params.endpoint_id, 'endpoint_not_found')
 
   mount.tenant(route.create, { action: 'endpoints:write' }, async (c, tenant, { body }) => {
     const limit = tenant.limits.max_endpoints ?? deps.maxEndpoints

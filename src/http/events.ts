@@ -1,9 +1,10 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { AppError } from '../errors.ts'
-import { madeAt, UUID } from '../ids.ts'
+import { madeAt } from '../ids.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
+import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
 import { answers, eventType, id, listBody, listOf, ownTenant, pageQuery, payload, timestamp } from './schemas.ts'
 
@@ -64,7 +65,7 @@ type EventRow = {
 /** Reading what was published. */
 export function mountEvents(mount: Mount, { reads }: { reads: Reads }): void {
   mount.tenant(getEvent, { action: 'read' }, async (c, tenant, { params }) => {
-    const eventId = eventIdOf(params)
+    const eventId = recordId(params.event_id, 'event_not_found')
     return await reads(c, tenant.tenantId, async (sql) => {
       const [row] = await sql<EventRow[]>`
         select event_id, event_type, payload, idempotency_key, delivery_count from waybill.events
@@ -82,7 +83,7 @@ export function mountEvents(mount: Mount, { reads }: { reads: Reads }): void {
   })
 
   mount.tenant(listEventDeliveries, { action: 'read' }, async (c, tenant, { params, query }) => {
-    const eventId = eventIdOf(params)
+    const eventId = recordId(params.event_id, 'event_not_found')
     return await reads(c, tenant.tenantId, async (sql) => {
       const [event] = await sql`
         select 1 from waybill.events where tenant_id = ${tenant.tenantId} and event_id = ${eventId}`
@@ -96,11 +97,4 @@ export function mountEvents(mount: Mount, { reads }: { reads: Reads }): void {
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
     })
   })
-}
-
-/** The id as it is stored, or 404: an id that is no UUID belongs to nothing. */
-function eventIdOf(params: { event_id: string }): string {
-  const id = params.event_id.toLowerCase()
-  if (!UUID.test(id)) throw new AppError('event_not_found')
-  return id
 }
