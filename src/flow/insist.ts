@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 
-/** Then it is given up: the claims in question lapse, and other workers get the jobs. */
+/** After this it gives up: the claims in question lapse, and other workers get the jobs. */
 const INSIST_MS = 45_000
 const PAUSE_MS = 500
 
