@@ -68,10 +68,9 @@ export async function startService(options: {
   }
   const pool = open('', { max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS) })
   const reads = open(' reads', READS)
-  const upkeep = open(' upkeep', UPKEEP)
   const retention = open(' retention', RETENTION)
   const pulse = open(' health', { max: 1, patienceMs: HEALTH_PATIENCE_MS })
-  await learnTypes(pool, reads, upkeep, retention)
+  await learnTypes(pool, reads, retention)
   // It only reads `select 1`.
   pulse.options.fetch_types = false
   releasers.add('listening', watchListening(pool))
@@ -119,6 +118,9 @@ export async function startService(options: {
   releasers.add('http', () => server.close(graceMs), { atOnce: true })
 
   if (mode !== 'api') {
+    const upkeep = open(' upkeep', UPKEEP)
+    const claims = open(' claims', { max: 1, claims: true })
+    await learnTypes(upkeep, claims)
     const boss = createBoss(database.url, { log, work: true })
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
@@ -132,8 +134,6 @@ export async function startService(options: {
       retentionCron: config.RETENTION_CRON,
       log,
     })
-    const claims = open(' claims', { max: 1, claims: true })
-    await learnTypes(claims)
     const sender = createSender({
       allow: config.EGRESS_ALLOW,
       timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
