@@ -2,7 +2,8 @@ import { readdir, readFile } from 'node:fs/promises'
 import { openDb } from './db.ts'
 import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
-import { installQueue, type QueueSettings } from './queue.ts'
+import type { QueueSettings } from './queue.ts'
+import { installQueue } from './queue-install.ts'
 
 const DIRECTORY = new URL('../sql/', import.meta.url)
 /** One constant for all versions: whoever migrates this database takes turns. */

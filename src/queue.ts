@@ -1,5 +1,4 @@
-import { randomUUID } from 'node:crypto'
-import { PgBoss, type Db as QueueDb } from 'pg-boss'
+import { PgBoss } from 'pg-boss'
 import type { Db } from './db.ts'
 import type { Log } from './log.ts'
 
@@ -61,7 +60,8 @@ export function createBoss(url: string, options: { log: Log; work: boolean }): P
   return boss
 }
 
-const queues = (settings: QueueSettings) => {
+/** The two queues and their settings, as pg-boss makes and updates them. */
+export const queues = (settings: QueueSettings) => {
   // No job is ever dropped for being old.
   const keep = { retentionSeconds: FOREVER_SECONDS, deleteAfterSeconds: 3600 }
   return [
@@ -86,184 +86,6 @@ const queues = (settings: QueueSettings) => {
 /** Sets how jobs that are queued from now on are retried. */
 export async function updateQueues(boss: PgBoss, settings: QueueSettings): Promise<void> {
   for (const { name, options } of queues(settings)) await boss.updateQueue(name, options)
-}
-
-/**
- * Installs pg-boss's schema, makes or updates the two queues, and makes pg-boss's own statements callable from our
- * functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
- * Safe when several processes do it at once.
- */
-export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
-  const boss = new PgBoss({ connectionString: url, max: 1, supervise: false, schedule: false })
-  boss.on('error', (error) => log.error({ err: error }, 'queue.error'))
-  await boss.start()
-  try {
-    for (const { name, options } of queues(settings)) {
-      if ((await boss.getQueue(name)) === null)
-        await boss.createQueue(name, { ...options, partition: name === DELIVERIES })
-    }
-    await updateQueues(boss, settings)
-    const table = await tableOf(boss)
-    await tuneVacuum(boss, table)
-    await dropChecks(boss, table)
-    await indexClaims(boss, table)
-    await knowKeys(boss, table)
-    await boss.getDb().executeSql((await callables(boss)) + enqueueNew(table))
-  } finally {
-    await boss.stop({ graceful: false })
-  }
-}
-
-/** The table that pg-boss made for the deliveries queue, quoted for use in a statement. */
-async function tableOf(boss: PgBoss): Promise<string> {
-  const { rows } = await boss
-    .getDb()
-    .executeSql("select format('pgboss.%I', table_name) as name from pgboss.queue where name = $1", [DELIVERIES])
-  return rows[0].name
-}
-
-/**
- * Every delivery leaves two dead rows in the queue, which each fetch has to step over, so they are vacuumed after a thousand of
- * them, not after a fifth of the table. And each makes two entries in the index by id, so its pages get room: cleaning and
- * splitting full ones at each claim was a twentieth of a delivery's cost.
- */
-async function tuneVacuum(boss: PgBoss, table: string): Promise<void> {
-  await boss.getDb().executeSql(`do $$
-  declare
-    key regclass := (select conindid from pg_constraint where contype = 'p' and conrelid = '${table}'::regclass);
-  begin
-    if (select reloptions is null from pg_class where oid = '${table}'::regclass) then
-      alter table ${table} set (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.01,
-        autovacuum_vacuum_cost_delay = 0, fillfactor = 70);
-    end if;
-    if (select reloptions is null from pg_class where oid = key) then
-      execute format('alter index %s set (fillfactor = 50)', key);
-    end if;
-  end $$`)
-}
-
-/**
- * Drops the foreign keys: each job would look up its queue and its dead letter queue at commit, which took as long as the rest of
- * publishing it. The two names are the same in every row, and their queues are never deleted.
- */
-async function dropChecks(boss: PgBoss, table: string): Promise<void> {
-  const { rows } = await boss
-    .getDb()
-    .executeSql(
-      `select quote_ident(conname) as name from pg_constraint where contype = 'f' and conrelid = '${table}'::regclass`,
-    )
-  for (const { name } of rows) await boss.getDb().executeSql(`alter table ${table} drop constraint if exists ${name}`)
-}
-
-/**
- * Tells the planner that the queue's name is the same in every row, and the id different. Until an analysis has found two
- * jobs in the table, Postgres 15 and 16 would take the name for selective, and look for a batch's jobs in all of the queue. So it
- * is analyzed here with two jobs that nobody else sees.
- */
-async function knowKeys(boss: PgBoss, table: string): Promise<void> {
-  await boss.getDb().executeSql(`do $$
-  declare
-    two constant uuid[] := array[gen_random_uuid(), gen_random_uuid()];
-  begin
-    if (select attoptions is null from pg_attribute where attrelid = '${table}'::regclass and attname = 'name') then
-      alter table ${table} alter column name set (n_distinct = 1), alter column id set (n_distinct = -1);
-      insert into ${table} (name, id) select '${DELIVERIES}', id from unnest(two) id;
-      analyze ${table};
-      delete from ${table} where name = '${DELIVERIES}' and id = any(two);
-    end if;
-  end $$`)
-}
-
-/** Indexes claimed jobs, longest untouched first: those that have lost their worker are looked for every second. */
-async function indexClaims(boss: PgBoss, table: string): Promise<void> {
-  await boss.getDb().executeSql(`do $$ begin
-    -- Asked first, because \`if not exists\` would wait for writers before it looks.
-    if to_regclass('pgboss.deliveries_claimed') is null then
-      create index if not exists deliveries_claimed on ${table} (heartbeat_on) where state = 'active' and heartbeat_on is not null;
-    end if;
-  end $$`)
-}
-
-/**
- * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table. Its rows are
- * the same as those that `waybill.enqueue` makes, at a third of the cost.
- */
-const enqueueNew = (table: string) => `
-  create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[]) returns void language sql as $enqueue$
-    insert into ${table} (id, name, data, priority, start_after, created_on, keep_until, expire_seconds, deletion_seconds,
-      retry_limit, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
-    select id, q.name, jsonb_build_object('tenant_id', tenant_id, 'tag', tag), -floor(tag)::int, pgboss.job_now(), pgboss.job_now(),
-      pgboss.job_now() + q.retention_seconds * interval '1s', q.expire_seconds, q.deletion_seconds,
-      q.retry_limit, q.retry_delay, q.retry_backoff, q.retry_delay_max, q.policy, q.dead_letter, q.heartbeat_seconds
-    from unnest(tenants, ids, tags, held) as d (tenant_id, id, tag, held) join pgboss.queue q on q.name = '${DELIVERIES}'
-    where not held
-  $enqueue$`
-
-/**
- * pg-boss's own statements as functions, for our functions to call: `enqueue` takes jobs as JSON; `fetch_due` the bounds of their
- * priorities and how many; `finish_jobs` and `fail_jobs` the queue, the jobs' ids and their fences (`id:retry count`), the latter
- * with what went wrong before the fences.
- *
- * A queue grows faster than its statistics, and a plan made when it was empty would walk it from end to end. So the planner is left
- * one way to fetch, and plans it once: in the order of an index (sorting 50,000 jobs took 49 ms, this takes 2), then each job by
- * its place in the table. For finishing it is left the index by id. Up to Postgres 16 a plan from an empty queue could use that
- * index and still look for the jobs in all of it, so there finishing is planned each time; as is failing, which is rare.
- */
-async function callables(boss: PgBoss): Promise<string> {
-  const enqueue = await capture((db) => boss.insert(DELIVERIES, [], { db }))
-  const finish = await capture((db) => boss.deleteJob(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], { db }))
-  const fail = await capture((db) => boss.fail(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], null, { db }))
-  const { rows } = await boss.getDb().executeSql("select current_setting('server_version_num')::int >= 170000 as yes")
-  const finishing = rows[0].yes ? 'force_generic_plan' : 'force_custom_plan'
-  const batchSize = 987_654
-  const fetch = await capture((db) =>
-    boss.fetch(DELIVERIES, { batchSize, minPriority: 0, maxPriority: 1, includeMetadata: true, db }),
-  )
-  const fetchByPlace = [
-    [`LIMIT ${batchSize}`, 'LIMIT $3'],
-    ['SELECT j.id', 'SELECT j.ctid'],
-    ['j.id = next.id', 'j.ctid = next.ctid'],
-  ].reduce((text, [theirs = '', ours = '']) => {
-    if (!text.includes(theirs)) throw new Error('this version of pg-boss fetches in another way')
-    return text.replace(theirs, ours)
-  }, fetch)
-  return `
-    create or replace function waybill.enqueue(jobs text) returns void language plpgsql as $callable$
-    #variable_conflict use_column
-    begin
-      ${enqueue};
-    end $callable$;
-    create or replace function waybill.fetch_due(int, int, int) returns table (id uuid, data jsonb, retry_count int, priority int) language plpgsql
-    set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-    set enable_hashjoin = off set enable_mergejoin = off set enable_material = off as $callable$
-    #variable_conflict use_column
-    begin
-      return query with fetched as (${fetchByPlace}) select id, data, "retryCount", priority from fetched;
-    end $callable$;
-    create or replace function waybill.finish_jobs(text, uuid[], text[]) returns table (count bigint, ids uuid[]) language plpgsql
-    set plan_cache_mode = ${finishing} set enable_seqscan = off set enable_bitmapscan = off as $callable$
-    #variable_conflict use_column
-    begin
-      return query ${finish};
-    end $callable$;
-    create or replace function waybill.fail_jobs(text, uuid[], jsonb, text[]) returns table (count bigint, ids uuid[]) language plpgsql
-    set plan_cache_mode = force_custom_plan set enable_seqscan = off as $callable$
-    #variable_conflict use_column
-    begin
-      return query ${fail};
-    end $callable$;`
-}
-
-/** The text of the statement that a call to pg-boss runs. */
-async function capture(call: (db: QueueDb) => Promise<unknown>): Promise<string> {
-  let captured = ''
-  await call({
-    executeSql: async (text) => {
-      captured = text
-      return { rows: [{ count: '0', ids: [] }] }
-    },
-  })
-  return captured
 }
 
 /** Lets pg-boss run a statement on our transaction, so that a job and what it stands for commit together. */
