@@ -1,5 +1,6 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { PgBoss } from 'pg-boss'
-import type { Pool } from './db.ts'
+import { PATIENCE_MS, type Pool } from './db.ts'
 import { makePartitions } from './flow/partitions.ts'
 import { runRetention } from './flow/retention.ts'
 import type { Log } from './log.ts'
@@ -28,7 +29,7 @@ export async function startMaintenance(deps: {
   const work: [string, string, () => Promise<unknown>][] = [
     [RETENTION, deps.retentionCron, () => runRetention(retention, { days: deps.retentionDays, apply: true, log })],
     [PARTITIONS, PARTITIONS_CRON, () => makePartitions(upkeep)],
-    [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => upkeep`select waybill.rebase_queue()`],
+    [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => setBackClock(upkeep)],
   ]
   for (const [name, cron, run] of work) {
     if ((await boss.getQueue(name)) === null)
@@ -44,4 +45,12 @@ export async function startMaintenance(deps: {
       }
     })
   }
+}
+
+/** Sets the queue's clock back when it is time, and then what others have placed meanwhile by the clock as it was. */
+async function setBackClock(upkeep: Pool): Promise<void> {
+  const [rebased] = await upkeep<{ done: boolean }[]>`select waybill.rebase_queue() as done`
+  // By then, whoever had read the clock before has committed, or was cancelled.
+  if (rebased?.done) await sleep(2 * PATIENCE_MS)
+  await upkeep`select waybill.gather_strays()`
 }

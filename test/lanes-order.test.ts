@@ -273,4 +273,43 @@ suite('pace and order', { concurrency: 3 }, () => {
     const [again] = await sql`select waybill.rebase_queue() as done`
     assert.equal(again!.done, false)
   })
+
+  test('what is published while the queue clock is set back is not left behind', async (t) => {
+    const { sql, receiver, tenant } = await start(t)
+    const { endpoint_id: early } = await tenant.createEndpoint(receiver.url('/early'))
+    await sql`update waybill.queue_clock set tag = 150000000`
+    let publishing: Promise<unknown> | undefined
+    await sql.begin(async (rebasing) => {
+      await rebasing`select waybill.rebase_queue()`
+      publishing = publishMany(sql, tenant.tenantId, 3)
+      const waits = () =>
+        sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+      await waitFor(async () => (await waits()).length === 1)
+    })
+    await publishing
+    const places = () => sql`
+      select (select min(priority) from pgboss.job where name = 'deliveries') as job,
+        (select floor(tag)::int from waybill.endpoint_stats where endpoint_id = ${early}) as endpoint`
+    assert.deepEqual({ ...(await places())[0] }, { job: -150000000, endpoint: 150000000 })
+    assert.equal((await sql`select waybill.gather_strays() as found`)[0]!.found, 4)
+    assert.deepEqual({ ...(await places())[0] }, { job: 0, endpoint: 0 })
+    assert.equal((await sql`select waybill.gather_strays() as found`)[0]!.found, 0)
+  })
+
+  test('setting the queue clock back waits for nobody, and nobody long for it', async (t) => {
+    const { sql, receiver, tenant } = await start(t)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    await sql`update waybill.queue_clock set tag = 150000000`
+    const rebase = async () => (await sql`select waybill.rebase_queue() as done`)[0]!.done
+    await sql.begin(async (publisher) => {
+      await publisher`lock table only waybill.deliveries in row exclusive mode`
+      const [done] = await Promise.all([rebase(), tenant.publish()])
+      assert.equal(done, false)
+    })
+    // As making an index of a day does, or an analysis.
+    await sql.begin(async (indexer) => {
+      await indexer`lock table waybill.events_default, waybill.deliveries_default in share update exclusive mode`
+      assert.equal(await rebase(), true)
+    })
+  })
 })

@@ -1,0 +1,56 @@
+-- As it was, but that it gives way. It locks the tables through which everything is written, and none of their days, where an index
+-- may be in the making; and while it waits for them, everybody waits behind it, so it gives up soon, to try again in an hour. False
+-- then as well.
+create or replace function waybill.rebase_queue(soft float8 default 1e8, hard float8 default 1e9) returns boolean language plpgsql as $$
+declare
+  base float8;
+begin
+  select tag into base from waybill.queue_clock;
+  if base < soft then return false; end if;
+  if base < hard and (select count(*) from (select from pgboss.job where name = 'deliveries' and state < 'active' and priority > -1400000000 limit 10001) j) > 10000 then
+    return false;
+  end if;
+  begin
+    perform set_config('lock_timeout', '200ms', true);
+    lock table only waybill.events, only waybill.deliveries in share row exclusive mode;
+    perform set_config('lock_timeout', '0', true);
+  exception when lock_not_available then
+    return false;
+  end;
+  select floor(tag) into base from waybill.queue_clock for update;
+  update pgboss.job set priority = least(0, priority + base::int),
+    data = case when data ? 'tag' then jsonb_set(data, '{tag}', to_jsonb(greatest(0, (data ->> 'tag')::float8 - base))) else data end
+  where name = 'deliveries' and state < 'active' and priority > -1400000000;
+  update waybill.endpoint_stats set tag = greatest(0, tag - base) where tag > 0;
+  update waybill.queue_clock set tag = tag - base;
+  return true;
+end $$;
+
+-- Who had read the clock before it was moved, and waited for that, has placed by it what would not be reached until the clock is there
+-- again, months later, behind everybody else's. This brings it to where the clock is. No honest place is so far ahead (1e7):
+-- that would be millions of one endpoint's deliveries. Answers how many jobs and endpoints were.
+create function waybill.gather_strays() returns int language plpgsql as $$
+declare
+  clock constant float8 := (select tag from waybill.queue_clock);
+  jobs int;
+  endpoints int;
+begin
+  with stray as (
+    select id from pgboss.job
+    where name = 'deliveries' and state < 'active' and not blocked and priority < -floor(clock + 1e7)::int and priority > -1400000000
+    for update skip locked
+  )
+  update pgboss.job j set priority = -floor(clock)::int,
+    data = case when data ? 'tag' then jsonb_set(data, '{tag}', to_jsonb(clock)) else data end
+  from stray where j.name = 'deliveries' and j.id = stray.id;
+  get diagnostics jobs = row_count;
+  -- In the order in which publishing and recording lock them.
+  with stray as (
+    select tenant_id, endpoint_id from waybill.endpoint_stats where tag > clock + 1e7
+    order by tenant_id, endpoint_id for no key update
+  )
+  update waybill.endpoint_stats s set tag = clock from stray
+  where s.tenant_id = stray.tenant_id and s.endpoint_id = stray.endpoint_id;
+  get diagnostics endpoints = row_count;
+  return jobs + endpoints;
+end $$;
