@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
 import { createDatabase } from './support/database.ts'
-import { ADMIN_KEY, startService } from './support/service.ts'
+import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const SCHEDULED = ['partitions', 'queue_clock', 'retention']
@@ -60,4 +60,18 @@ test('a statement of retention may take an hour, on its schedule and on demand',
   const { status } = await service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
   assert.equal(status, 200)
   assert.deepEqual(await noted(), ['1h', '1h'])
+})
+
+test('what is far ahead of the queue clock is brought to it on schedule', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl: url })
+  const tenant = await createTenant(service)
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  await tenant.publish()
+  await sql`update waybill.endpoint_stats set tag = 150000000`
+  await makeDue(url, ['queue_clock'])
+  await waitFor(async () => (await sql`select from waybill.endpoint_stats where tag < 1000`).length === 1, {
+    timeoutMs: 30_000,
+    what: 'the endpoint to have a place again',
+  })
 })
