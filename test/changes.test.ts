@@ -8,8 +8,8 @@ import { verifyStandard } from './support/verify.ts'
 import { waitFor } from './support/wait.ts'
 
 const WAITING = 1000
-/** What a worker has in hand when something changes is sent as it was: no more than it has slots (WORKER_CONCURRENCY). */
-const MOST_IN_HAND = 200
+/** What a worker has in hand when something changes is sent as it was: as many as it has slots (200), and as many that wait. */
+const MOST_IN_HAND = 400
 
 /**
  * A service, and a tenant with one endpoint, `/old`, for which `WAITING` deliveries are under way. A fifth of them arrive; the
