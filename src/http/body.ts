@@ -18,11 +18,12 @@ const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
  * nested too deep; with 408: nothing of it arrived for a while).
  */
 export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
-  const { 'content-type': type = '', 'content-encoding': encoding = 'identity' } = c.env.incoming.headers
+  const { 'content-type': type = '', 'content-encoding': encoding } = c.env.incoming.headers
   // Whatever charset it names: what is not UTF-8 is found out below.
   const [mediaType = ''] = type.split(';')
   if (mediaType.trim().toLowerCase() !== 'application/json') throw badHeader('content-type', 'must be application/json')
-  if (encoding.toLowerCase() !== 'identity') throw badHeader('content-encoding', 'compressed bodies are not read')
+  if (encoding && encoding.toLowerCase() !== 'identity')
+    throw badHeader('content-encoding', 'compressed bodies are not read')
   const bytes = await readBytes(c, maxPayloadBytes)
   let text: string
   try {

@@ -27,10 +27,9 @@ const HEADERS = {
 const ref = (kind: string, name: string) => ({ $ref: `#/components/${kind}/${name}` })
 
 /** The parts of the generated document that are completed here. */
-type Media = { schema?: Schema; example?: unknown; examples?: unknown }
+type Media = { schema?: Schema; example?: unknown; examples?: object }
 type Response = { headers?: Record<string, unknown>; content?: Record<string, Media> }
 type Operation = {
-  operationId?: string
   security?: Record<string, unknown>[]
   parameters?: unknown[]
   requestBody?: { content: Record<string, Media> }
@@ -90,6 +89,8 @@ function complete(operation: Operation, schemas: Record<string, Schema>): void {
   addExamples(operation.requestBody?.content, schemas)
   const isCounted = operation.security?.some((scheme) => 'apiKey' in scheme)
   for (const [status, response] of Object.entries(operation.responses)) {
+    // By code, as `errorAnswers` has named them.
+    const errors = response.content?.['application/json']?.examples ?? {}
     response.headers = {
       ...response.headers,
       'X-Request-Id': ref('headers', 'RequestId'),
@@ -99,9 +100,8 @@ function complete(operation: Operation, schemas: Record<string, Schema>): void {
           'X-RateLimit-Remaining': ref('headers', 'RateLimitRemaining'),
           'X-RateLimit-Reset': ref('headers', 'RateLimitReset'),
         }),
-      ...(Number(status) === ERRORS.missing_token[0] && { 'WWW-Authenticate': ref('headers', 'WwwAuthenticate') }),
-      ...([ERRORS.rate_limited, ERRORS.overloaded].some(([of]) => of === Number(status)) &&
-        operation.operationId !== 'getHealth' && { 'Retry-After': ref('headers', 'RetryAfter') }),
+      ...('missing_token' in errors && { 'WWW-Authenticate': ref('headers', 'WwwAuthenticate') }),
+      ...(('rate_limited' in errors || 'overloaded' in errors) && { 'Retry-After': ref('headers', 'RetryAfter') }),
     }
     addExamples(response.content, schemas)
   }

@@ -177,7 +177,9 @@ describe('each field, just within its bounds and just beyond', () => {
     for (const parameters of ['', ';', '; charset=utf-8', ';CHARSET="UTF-8"', '; a=b']) {
       assert.equal((await publish({ 'content-type': `Application/JSON${parameters}` })).status, 202, parameters)
     }
-    assert.equal((await publish({ 'content-encoding': 'Identity' })).status, 202)
+    for (const encoding of ['Identity', '']) {
+      assert.equal((await publish({ 'content-encoding': encoding })).status, 202, encoding)
+    }
     for (const type of ['', 'text/json', 'application/jsonp', ';application/json']) {
       const { status, body } = await publish({ 'content-type': type })
       assert.equal(status, 400, type)
