@@ -46,7 +46,7 @@ const INTERNAL_SUFFIXES =
  */
 export function checkUrl(url: string, allow: readonly AddressRange[]): string | null {
   if (url.length > MAX_URL_LENGTH) return `url must be at most ${MAX_URL_LENGTH} characters`
-  // On the raw text: `new URL` repairs `http:/host`, `http:\\host`, `ht\ntp://host`, `http:///host` and leading spaces.
+  // On the raw text: `new URL` repairs `http:/host`, `http:\\host`, `ht\ntp://host` and leading spaces.
   if (!/^https?:\/\//i.test(url)) return 'url must start with http:// or https://'
   if (!URL.canParse(url)) return 'url is not a valid URL'
   const { username, password, hostname } = new URL(url)
@@ -55,7 +55,7 @@ export function checkUrl(url: string, allow: readonly AddressRange[]): string | 
   if (isIP(host) !== 0 ? isBlockedAddress(host, allow) : isBlockedName(host, allow)) return BLOCKED_HOSTNAME
   // After the host: a repaired URL that leads to a blocked host is reported as what it is.
   if (/[\p{Cc} \\]/u.test(url)) return 'url must not contain control characters, spaces or backslashes'
-  if (/^https?:\/\/\//i.test(url) || !isWellFormedHost(hostname)) return 'url hostname is not a valid host name'
+  if (!isWellFormedHost(hostname)) return 'url hostname is not a valid host name'
   return null
 }
 

@@ -114,9 +114,7 @@ test('a URL that a parser would repair is refused with what to change', () => {
     assert.equal(checkUrl(url, []), 'url must not contain control characters, spaces or backslashes', url)
   }
   assert.equal(checkUrl('https://exa mple.com/', []), 'url is not a valid URL')
-  for (const url of ['https://example..com/', 'https:///example.com/', 'https:////example.com/']) {
-    assert.equal(checkUrl(url, []), 'url hostname is not a valid host name', url)
-  }
+  assert.equal(checkUrl('https://example..com/', []), 'url hostname is not a valid host name')
 })
 
 test('the scheme may be in any case', () => {
