@@ -5,7 +5,7 @@ import { fileURLToPath } from 'node:url'
 import { type AppDeps, createApp } from '../src/http/app.ts'
 import { listen } from '../src/http/listen.ts'
 import { createLog } from '../src/log.ts'
-import { readVersion } from '../src/service.ts'
+import { readVersion } from '../src/version.ts'
 
 /**
  * Writes the committed copies of the API's description: `node scripts/openapi.ts`. They are src/http/openapi.json, and

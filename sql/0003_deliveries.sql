@@ -67,27 +67,3 @@ create table waybill.attempts (
 create table waybill.events_default partition of waybill.events default;
 create table waybill.deliveries_default partition of waybill.deliveries default;
 create table waybill.attempts_default partition of waybill.attempts default;
-
--- Makes the daily partitions from yesterday to `days` ahead that are missing. Each is built aside and attached, because
--- attaching takes a lock that reads and writes pass, where `create table … partition of` would stop them.
-create function waybill.make_partitions(days int) returns void language plpgsql as $$
-declare
-  kind text;
-  day date;
-  part text;
-begin
-  perform pg_advisory_xact_lock(hashtext('waybill.make_partitions'));
-  foreach kind in array array['events', 'deliveries', 'attempts'] loop
-    for day in select d::date from generate_series((now() at time zone 'utc')::date - 1, (now() at time zone 'utc')::date + days, interval '1 day') d loop
-      part := format('%s_%s', kind, to_char(day, 'YYYYMMDD'));
-      continue when to_regclass('waybill.' || part) is not null;
-      execute format('create table waybill.%I (like waybill.%I including all)', part, kind);
-      if kind = 'deliveries' then
-        -- Every delivery is updated at least once: room in the page keeps the new version beside the old one.
-        execute format('alter table waybill.%I set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05)', part);
-      end if;
-      execute format('alter table waybill.%I attach partition waybill.%I for values from (%L) to (%L)', kind, part,
-        waybill.first_id(day::timestamp at time zone 'utc'), waybill.first_id((day + 1)::timestamp at time zone 'utc'));
-    end loop;
-  end loop;
-end $$;

@@ -1,5 +1,5 @@
 -- Counters instead of counts: what limits, usage, metrics and health read, kept in the transactions that change it.
--- Writers take rows of one table in key order, and tables in one order (sql/0020_tenants_count_last.sql), so no two of them
+-- Writers take rows of one table in key order, and tables in one order (sql/functions/publish.sql), so no two of them
 -- can wait for each other in a circle.
 
 -- Unlogged: a window lasts a minute, and a crash of the database may forget the current one.
@@ -83,30 +83,3 @@ create index endpoint_stats_held on waybill.endpoint_stats (tenant_id, endpoint_
 -- tag, negated; so an endpoint with a million waiting deliveries and one with a single one take turns.
 create table waybill.queue_clock (tag float8 not null);
 insert into waybill.queue_clock values (0);
-
--- Moves the counts of deliveries by status: each element of the arrays is one change of one endpoint's count.
-create function waybill.count_deliveries(tenants text[], endpoints uuid[], statuses waybill.delivery_status[], changes int[])
-returns void language sql as $$
-  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, retrying, delivered, dead_lettered)
-  select tenant_id, endpoint_id,
-    coalesce(sum(change) filter (where status = 'pending'), 0),
-    coalesce(sum(change) filter (where status = 'retrying'), 0),
-    coalesce(sum(change) filter (where status = 'delivered'), 0),
-    coalesce(sum(change) filter (where status = 'dead_lettered'), 0)
-  from unnest(tenants, endpoints, statuses, changes) as c (tenant_id, endpoint_id, status, change)
-  group by tenant_id, endpoint_id
-  order by tenant_id, endpoint_id
-  on conflict (tenant_id, endpoint_id) do update set
-    pending = s.pending + excluded.pending,
-    retrying = s.retrying + excluded.retrying,
-    delivered = s.delivered + excluded.delivered,
-    dead_lettered = s.dead_lettered + excluded.dead_lettered
-$$;
-
--- The same for the deliveries that are held.
-create function waybill.count_held(tenants text[], endpoints uuid[], changes int[]) returns void language sql as $$
-  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, held)
-  select tenant_id, endpoint_id, sum(change) from unnest(tenants, endpoints, changes) as c (tenant_id, endpoint_id, change)
-  group by tenant_id, endpoint_id order by tenant_id, endpoint_id
-  on conflict (tenant_id, endpoint_id) do update set held = s.held + excluded.held
-$$;

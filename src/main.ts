@@ -2,8 +2,9 @@ import { parseArgs } from 'node:util'
 import { type Config, ConfigError, maskConfig, readConfig } from './config.ts'
 import { startEmbedded } from './embedded.ts'
 import { createLog, type Log } from './log.ts'
-import { type Database, type Mode, readVersion, startService } from './service.ts'
+import { type Database, type Mode, startService } from './service.ts'
 import { createReleasers, type Releasers } from './shutdown.ts'
+import { readVersion } from './version.ts'
 
 const USAGE = `Usage: waybill [--mode all|api|worker] [--no-migrate]
 

@@ -1,6 +1,5 @@
-import { readFile } from 'node:fs/promises'
 import type { Config } from './config.ts'
-import { isGone, learnTypes, openDb, type Pool, untilReachable, watchListening } from './db.ts'
+import { learnTypes, openDb, type Pool, untilReachable, watchListening } from './db.ts'
 import { createSender } from './egress/send.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
@@ -13,10 +12,11 @@ import { listen } from './http/listen.ts'
 import { createReads } from './http/reads.ts'
 import type { Log } from './log.ts'
 import { startMaintenance } from './maintenance.ts'
-import { migrate } from './migrate.ts'
+import { migrate, requireMigrated } from './migrate.ts'
 import { createBoss, type QueueSettings, updateQueues } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
 import type { Releasers } from './shutdown.ts'
+import { readVersion } from './version.ts'
 import { startWorker } from './worker.ts'
 
 export type Mode = 'all' | 'api' | 'worker'
@@ -74,11 +74,8 @@ export async function startService(options: {
   // It only reads `select 1`.
   pulse.options.fetch_types = false
   releasers.add('listening', watchListening(pool))
-  await requireKeys(pool, secretBox).catch((error) => {
-    throw isGone(error)
-      ? new Error('the database has no tables yet: run `npm run migrate`, or start without --no-migrate')
-      : error
-  })
+  if (!options.migrateFirst) await requireMigrated(pool)
+  await requireKeys(pool, secretBox)
   await warnUnlessDurable(pool, log)
 
   const auth = createAuth(pool, database.adminApiKey)
@@ -185,11 +182,6 @@ const serviceLimits = (config: Config): ServiceLimits => ({
     },
   },
 })
-
-/** The version in package.json, which stands one folder above both src and dist. */
-export async function readVersion(): Promise<string> {
-  return JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8')).version
-}
 
 /** Throws if a stored signing secret needs another key: better now than at every attempt. */
 async function requireKeys(pool: Pool, secretBox: SecretBox): Promise<void> {

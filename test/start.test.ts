@@ -98,7 +98,7 @@ suite('starting', { concurrency: 3 }, () => {
     const { url, sql } = await createDatabase(t, { template: null })
     const program = runProgram(t, { args: ['--no-migrate'], env: testEnvironment(url) })
     assert.equal((await program.exited).code, 1)
-    assert.match(program.stdout(), /the database has no tables yet: run `npm run migrate`/)
+    assert.match(program.stdout(), /the database is not at this version yet: run `npm run migrate`/)
     assert.deepEqual([...(await sql`select nspname from pg_namespace where nspname in ('waybill', 'pgboss')`)], [])
   })
 

@@ -1,16 +1,19 @@
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { readdir, readFile, symlink } from 'node:fs/promises'
+import { readFile, symlink } from 'node:fs/promises'
 import { join } from 'node:path'
 import { suite, type TestContext, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
+import type { Sql } from 'postgres'
 import { postgres } from '../src/driver.ts'
+import { createLog } from '../src/log.ts'
+import { migrate } from '../src/migrate.ts'
 import { createDatabase } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
-import { ADMIN_KEY, caller, type Service, startService } from './support/service.ts'
+import { ADMIN_KEY, caller, runProgram, type Service, startService, testEnvironment } from './support/service.ts'
 import { verifyStandard } from './support/verify.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -42,9 +45,8 @@ suite('a database of the first version', { concurrency: 2 }, () => {
     const before =
       await sql`select event_type, status, held, attempt_count from waybill.deliveries order by delivery_id`
     const service = await startService(t, { databaseUrl })
-    const files = (await sql`select file from waybill.migrations order by file`).map((row) => row.file)
-    const shipped = (await readdir(join(ROOT, 'sql'))).filter((file) => file.endsWith('.sql')).sort()
-    assert.deepEqual(files, shipped)
+    const { sql: fresh } = await createDatabase(t)
+    assert.deepEqual(await schemaOf(sql), await schemaOf(fresh))
 
     const call = caller(service.url, await keyOf(service, 'acme'))
     const endpoints = (await call('GET', '/v1/endpoints?limit=100')).body.data
@@ -173,6 +175,61 @@ suite('a database of the first version', { concurrency: 2 }, () => {
     await assertBooks(sql)
   })
 })
+
+suite('functions', { concurrency: true }, () => {
+  const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
+  const bodyOf = async (sql: Sql) => (await sql`select prosrc from pg_proc where proname = 'made_at'`)[0]!.prosrc
+  /** A database whose functions are not this program's but of `version`; one of them answers with null. */
+  const withOthers = async (t: TestContext, version: number[]) => {
+    const database = await createDatabase(t)
+    await database.sql`create or replace function waybill.made_at(id uuid) returns timestamptz language sql immutable as 'select null::timestamptz'`
+    await database.sql`update waybill.functions set version = ${version}, checksum = 'another'`
+    return database
+  }
+
+  test('of an earlier version, or of the same that has changed, are replaced by a start', async (t) => {
+    const { sql: fresh } = await createDatabase(t)
+    const [own] = await fresh`select version, checksum from waybill.functions`
+    for (const version of [[0, 0, 9], own!.version]) {
+      const { url, sql } = await withOthers(t, version)
+      await migrate(url, createLog('silent'), QUEUE)
+      assert.equal(await bodyOf(sql), await bodyOf(fresh))
+      assert.deepEqual([...(await sql`select version, checksum from waybill.functions`)], [own])
+    }
+  })
+
+  test('of a later version are left alone by a start', async (t) => {
+    const { url, sql } = await withOthers(t, [999, 0, 0])
+    await migrate(url, createLog('silent'), QUEUE)
+    assert.equal(await bodyOf(sql), 'select null::timestamptz')
+  })
+
+  test('of an earlier version, or a file that is missing, end a start that may not migrate', async (t) => {
+    const earlier = await withOthers(t, [0, 0, 9])
+    const incomplete = await createDatabase(t)
+    await incomplete.sql`delete from waybill.migrations where file = '0014_announcements.sql'`
+    for (const { url } of [earlier, incomplete]) {
+      const program = runProgram(t, { args: ['--no-migrate'], env: testEnvironment(url) })
+      assert.equal((await program.exited).code, 1)
+      assert.match(program.stdout(), /the database is not at this version yet: run `npm run migrate`/)
+    }
+    const later = await withOthers(t, [999, 0, 0])
+    await startService(t, { databaseUrl: later.url, mode: 'api', args: ['--no-migrate'] })
+  })
+})
+
+/** What migrations and functions make of the database, but for the days. */
+async function schemaOf(sql: Sql) {
+  const columns = await sql`
+    select table_name, column_name, udt_name, is_nullable, column_default from information_schema.columns
+    where table_schema = 'waybill' and table_name !~ '_[0-9]{8}$' order by table_name, ordinal_position`
+  const indexes = await sql`
+    select indexdef from pg_indexes where schemaname = 'waybill' and tablename !~ '_[0-9]{8}$' order by indexdef`
+  const functions = await sql`
+    select pg_get_functiondef(oid) as definition from pg_proc where pronamespace = 'waybill'::regnamespace order by definition`
+  const files = await sql`select file from waybill.migrations order by file`
+  return { columns: [...columns], indexes: [...indexes], functions: [...functions], files: [...files] }
+}
 
 /** The first version's main file, taken from the history; null where there is none, as in a shallow clone. */
 async function firstVersion(t: TestContext): Promise<string | null> {

@@ -1,15 +1,16 @@
--- What must not wait for a turn that comes too late.
+-- Lanes: what is held goes back to the queue here, and only here, so that what stands in the queue may be sent now.
 
--- As it was, but that first attempts, too, have a place in time where time is short: probes, what follows them, slots, and
--- the one delivery for which an ordered endpoint's others wait. They stood at the end of their turn, behind up to 64 deliveries
--- of every tenant with a backlog; slots were over before, so that a paced endpoint got nothing, and probes were replaced
--- unsent. At its head they still count against their tenant's share. Queues held deliveries, oldest first, and says
--- how many of each endpoint. `busy` is how many of its deliveries the caller has in hand, `most` how many it can make use of.
+-- Queues held deliveries, oldest first, and says how many of each endpoint. `busy` is how many of its deliveries the caller
+-- has in hand, `most` how many it can make use of.
 --   inactive       none
 --   ordered        one, when none is queued
 --   breaker open   one, when a probe is due; the next is due after `lease`, unless the probe's outcome says otherwise
 --   half open      up to twice its ramp: as many as may be under way, and as many to follow them without a pause
 --   max_per_second as many as have a slot in the coming half second; each carries its slot
+-- Where time is short, they come first in their tenant's turn, and among retries before all that wait: probes, what follows
+-- them, slots, and the one delivery for which an ordered endpoint's others wait. At the end of their turn, behind up to 64
+-- deliveries of every tenant with a backlog, slots would be over, and probes replaced unsent. At its head they still count
+-- against their tenant's share.
 create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval)
 returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
 set plan_cache_mode = force_custom_plan
@@ -97,7 +98,7 @@ begin
 end $$;
 
 -- Of an ordered endpoint, the one delivery that waits for its retry, and all others for it, is due now.
-create function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language sql
+create or replace function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language sql
 set plan_cache_mode = force_custom_plan
 as $$
   with waiting as (
@@ -112,16 +113,4 @@ as $$
     from hurried h where d.tenant_id = h.tenant_id and d.delivery_id = h.delivery_id returning 1
   )
   select pg_notify('waybill_due', 'retry') from shown
-$$;
-
--- As it was, but that no month's count falls below nothing: what was counted in one and is put away in the next is given back
--- to the next. Gives places in the month back for attempts that were counted and then not made. The rows are locked in
--- the order in which claims lock them.
-create or replace function waybill.refund_attempts(tenants text[]) returns void language sql as $$
-  select from waybill.usage
-  where tenant_id = any(tenants) and month = date_trunc('month', now() at time zone 'utc')::date and metric = 'attempts'
-  order by tenant_id for no key update;
-  update waybill.usage u set count = greatest(0, u.count - r.n)
-  from (select tenant_id, count(*) as n from unnest(tenants) as t (tenant_id) group by tenant_id) r
-  where u.tenant_id = r.tenant_id and u.month = date_trunc('month', now() at time zone 'utc')::date and u.metric = 'attempts'
 $$;

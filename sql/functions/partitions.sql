@@ -1,8 +1,10 @@
 -- Makes the daily partitions from yesterday to `days` ahead that are missing, each day's three together or not at all:
--- retention drops them together. Attaching reads the default partition under a lock that stops whoever opens it, which is
--- everybody whose query has no bounds, so it waits for that lock only briefly: a long reader, such as pg_dump, would
--- otherwise have them all wait behind it. A day that cannot be made is said in a warning and costs no other day; its rows
--- stand in the default partition, where everything works but that retention deletes them row by row.
+-- retention drops them together. Each is built aside and attached, because attaching takes a lock that reads and writes
+-- pass, where `create table … partition of` would stop them. But attaching reads the default partition under a lock that
+-- stops whoever opens it, which is everybody whose query has no bounds, so it waits for that lock only briefly: a long
+-- reader, such as pg_dump, would otherwise have them all wait behind it. A day that cannot be made is said in a warning and
+-- costs no other day; its rows stand in the default partition, where everything works but that retention deletes them row
+-- by row.
 create or replace function waybill.make_partitions(days int) returns void language plpgsql as $$
 declare
   kind text;
@@ -18,8 +20,11 @@ begin
         continue when to_regclass('waybill.' || part) is not null;
         execute format('create table waybill.%I (like waybill.%I including all)', part, kind);
         if kind = 'deliveries' then
-          -- Every delivery is updated at least once: room in the page keeps the new version beside the old one.
+          -- Every delivery is updated at least once: room in the page keeps the new version beside the old one, and its place in the
+          -- index beside the old one's, or each full page of that would be cleaned and split.
           execute format('alter table waybill.%I set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05)', part);
+          execute format('alter index %s set (fillfactor = 50)', (
+            select indexrelid::regclass from pg_index where indrelid = format('waybill.%I', part)::regclass and indisprimary));
         end if;
         execute format('alter table waybill.%I attach partition waybill.%I for values from (%L) to (%L)', kind, part,
           waybill.first_id(day::timestamp at time zone 'utc'), waybill.first_id((day + 1)::timestamp at time zone 'utc'));

@@ -1,9 +1,11 @@
--- As it was, but that the bounds of the partitions are worked out once and not for each row, which was 5 % of a delivery's cost in
--- the database. Claims at most `most` due jobs, first attempts or retries, and reads what their attempts need. Unless
--- `thorough`, it starts where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's
--- month here, before it is sent, so that the quota holds however many workers claim at once; what goes beyond it
--- (within_quota) is not an attempt and is taken out again when it is recorded. `sendable` is false where the endpoint takes
--- nothing now; status is null where the delivery is gone.
+-- Claims at most `most` due jobs, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts
+-- where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's month here, before it is
+-- sent, so that the quota holds however many workers claim at once; what goes beyond it (within_quota) is not an attempt and
+-- is taken out again when it is recorded. `sendable` is false where the endpoint takes nothing now; status is null where the
+-- delivery is gone.
+--
+-- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
+-- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
 create or replace function waybill.claim(retries boolean, thorough boolean, most int, monthly_attempts bigint)
 returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, status waybill.delivery_status, attempt_count int,
                earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, url text, signing_secret bytea,
@@ -42,7 +44,7 @@ begin
   last_id := waybill.last_delivery_id(ids[cardinality(ids)]);
 
   return query
-  with found as (
+  with found as materialized (
     select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, e.payload, d.endpoint_id, p.url, p.signing_secret,
       case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
       case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once,
@@ -67,19 +69,22 @@ begin
     left join lateral (
       select * from waybill.endpoint_stats s where s.tenant_id = d.tenant_id and s.endpoint_id = d.endpoint_id offset 0
     ) s on true
-  ), metered as (
+  ), counted as (
     insert into waybill.usage as u (tenant_id, month, metric, count)
     select tenant_id, date_trunc('month', now() at time zone 'utc')::date, 'attempts', count(*)
     from found where sendable group by tenant_id order by tenant_id
     on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
     returning tenant_id, count
+  ), metered as (
+    -- How many of these are beyond the quota: the last ones.
+    select tenant_id, c.count - coalesce((t.limits ->> 'monthly_attempts')::bigint, monthly_attempts) as beyond
+    from counted c join waybill.tenants t using (tenant_id)
   )
   select f.*,
-    m.count - count(*) filter (where f.sendable) over (partition by f.tenant_id)
-      + count(*) filter (where f.sendable) over (partition by f.tenant_id order by f.delivery_id)
-      <= coalesce((t.limits ->> 'monthly_attempts')::bigint, monthly_attempts),
+    case when m.beyond <= 0 then true
+         else m.beyond <= (select count(*) from found l where l.tenant_id = f.tenant_id and l.sendable and l.delivery_id > f.delivery_id) end,
     clock_timestamp()
-  from found f left join waybill.tenants t using (tenant_id) left join metered m using (tenant_id);
+  from found f left join metered m using (tenant_id);
 
   -- Whoever holds one of these rows sets it at this moment: to wait for them, with jobs in hand, could be to wait for each
   -- other.
@@ -97,3 +102,29 @@ begin
   from waybill.queue_clock c
   where m.ctid = (select ctid from waybill.claim_marks where since not between now() - interval '3 seconds' and now() for update skip locked);
 end $$;
+
+-- Whether an ordered endpoint has nothing older that is not finished. By index, whether that is held or not. A function of its
+-- own, since within waybill.claim each claim would open the indexes of every day, which takes longer than the rest of it.
+create or replace function waybill.is_oldest(tenant text, endpoint uuid, delivery uuid) returns boolean language plpgsql stable
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  return not exists (
+    select from waybill.deliveries where tenant_id = tenant and endpoint_id = endpoint
+      and status in ('pending', 'retrying') and not held and delivery_id < delivery) and not exists (
+    select from waybill.deliveries where tenant_id = tenant and endpoint_id = endpoint
+      and status in ('pending', 'retrying') and held and delivery_id < delivery);
+end $$;
+
+-- Says of claims that their worker is alive. In the order of their ids, and without those that somebody settles at this
+-- moment: to wait for them with others in hand could be to wait for each other.
+create or replace function waybill.touch(ids uuid[], retry_counts int[]) returns void language sql
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+  with claimed as (
+    select j.id from pgboss.job j join unnest(ids, retry_counts) as u (id, retry_count) on j.id = u.id and j.retry_count = u.retry_count
+    where j.name = 'deliveries' and j.id = any(ids) and j.state = 'active'
+    order by j.id for no key update of j skip locked
+  )
+  update pgboss.job j set heartbeat_on = now() from claimed c where j.name = 'deliveries' and j.id = c.id
+$$;

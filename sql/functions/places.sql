@@ -1,6 +1,24 @@
--- As it was, but that it gives way. It locks the tables through which everything is written, and none of their days, where an index
--- may be in the making; and while it waits for them, everybody waits behind it, so it gives up soon, to try again in an hour. False
--- then as well.
+-- Where a job stands in the queue. First attempts stand at their tag, in fair order (waybill.queue_clock); retries behind all
+-- of them, in the order in which they are due.
+
+-- A second later is one less, from 2026 on for 23 years. How much of the worker retries get is the dispatcher's business.
+create or replace function waybill.retry_priority(due timestamptz) returns int language sql stable as $$
+  select -1400000000 - greatest(0, ceil(extract(epoch from due - '2026-01-01 00:00+00'::timestamptz)))::int
+$$;
+
+-- The place for what was claimed from `priority` and comes back: where claiming has got to, before all that waits.
+create or replace function waybill.place_again(priority int) returns int language sql stable as $$
+  select case when priority > -1400000000 then -floor(tag)::int else greatest(retry, waybill.retry_priority(now())) end
+  from waybill.queue_clock, waybill.claim_marks
+$$;
+
+-- Priorities are int4, and the clock goes on for ever: at 5,000 deliveries a second it would reach the retries' priorities
+-- after seven months. So all tags are moved down by the clock's, when there is little to move, or when it is time. True when
+-- done.
+--
+-- What publishes, releases and records is kept waiting meanwhile, since it goes by the clock that it has read. This locks the
+-- tables through which everything is written, and none of their days, where an index may be in the making; and while it waits
+-- for them, everybody waits behind it, so it gives up soon, to try again in an hour.
 create or replace function waybill.rebase_queue(soft float8 default 1e8, hard float8 default 1e9) returns boolean language plpgsql as $$
 declare
   base float8;
@@ -29,7 +47,7 @@ end $$;
 -- Who had read the clock before it was moved, and waited for that, has placed by it what would not be reached until the clock is there
 -- again, months later, behind everybody else's. This brings it to where the clock is. No honest place is so far ahead (1e7):
 -- that would be millions of one endpoint's deliveries. Answers how many jobs and endpoints were.
-create function waybill.gather_strays() returns int language plpgsql as $$
+create or replace function waybill.gather_strays() returns int language plpgsql as $$
 declare
   clock constant float8 := (select tag from waybill.queue_clock);
   jobs int;

@@ -1,8 +1,24 @@
--- As it was, but that a tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted
--- last. Batches of one tenant came one after the other, however many processes published them. Should others have reached a
--- limit in between, nothing is stored, and the batch runs again (serialization_failure). Either way the tables come before
--- the counters' rows, and rows, as all other writers take them, in this order: idempotency_keys, rate_windows, usage, deliveries,
--- attempt_counts, endpoint_stats.
+-- Accepts events: a batch of requests, one transaction, one round trip. It is a function because each step decides what the
+-- next may do.
+--
+-- Element i of the arrays is request i. A null type marks a request that was refused before (bad body): it counts against
+-- the rate limit and nothing else. `limits` holds the service's own: rate, window_seconds, fanout, monthly_events,
+-- monthly_attempts. One row comes back per request:
+--   accepted          stored with its deliveries and jobs
+--   counted           a null type, within the rate limit
+--   key_taken         event_id is the event that has the key; same_text tells whether it is the same text,
+--                     else original_type and original_payload are for comparing as JSON
+--   try_again         lost its key to a request that was then refused: publish it again
+--   rate_limited, fanout, monthly_events, monthly_attempts    refused; details say why
+-- The last columns are where the request stands in its rate window (a rate_limit of 0 means there is none); window_left is in seconds.
+--
+-- A tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted last. Should
+-- others have reached a limit in between, nothing is stored, and the batch is to run again (serialization_failure). Either
+-- way the tables come before the counters' rows, and rows, as all other writers take them, in this order: idempotency_keys,
+-- rate_windows, usage, deliveries, attempt_counts, endpoint_stats.
+--
+-- Elements are read by unnest, since a subscript walks a text array from its start. What is decided about each request is
+-- worked out only when a batch meets a limit.
 create or replace function waybill.publish(tenants text[], types text[], payloads text[], keys text[], limits jsonb)
 returns table (item int, outcome text, event_id uuid, delivery_ids uuid[], details jsonb,
                same_text boolean, original_type text, original_payload text,

@@ -1,0 +1,36 @@
+-- Tells a tenant what happened to its endpoints and deliveries, soon (waybill.publish_announcements).
+create or replace function waybill.announce(tenant text, about uuid, type text, payload text) returns void language sql as $$
+  insert into waybill.announcements (tenant_id, announcement_id, about, event_type, payload)
+  select tenant, waybill.make_id(clock_timestamp()), about, type, payload
+  -- Where nobody has asked for them, there are none.
+  where exists (select from waybill.endpoints e where e.tenant_id = tenant and e.is_active and e.endpoint_id <> about and e.subscribed_events @> array[type])
+$$;
+
+-- Makes events of at most `most` announcements, delivered to the tenants' active endpoints that name the type; `*` does not
+-- stand for these. Never to the endpoint that it is about. Answers how many there were.
+create or replace function waybill.publish_announcements(most int) returns bigint language plpgsql as $$
+declare
+  told bigint;
+begin
+  with taken as (
+    delete from waybill.announcements where (tenant_id, announcement_id) in (
+      select tenant_id, announcement_id from waybill.announcements order by announcement_id limit most for update skip locked)
+    returning *
+  ), received as materialized (
+    select a.*, e.endpoint_id from taken a
+    join waybill.endpoints e on e.tenant_id = a.tenant_id and e.is_active and e.endpoint_id <> a.about and e.subscribed_events @> array[a.event_type]
+  ), stored as (
+    insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
+    select tenant_id, announcement_id, event_type, payload, count(*)::int from received group by tenant_id, announcement_id, event_type, payload
+  ), delivering as (
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
+    select tenant_id, waybill.make_delivery_id(announcement_id), announcement_id, endpoint_id, event_type, true, now() from received
+  ), counted as (
+    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held)
+    select tenant_id, endpoint_id, count(*), count(*) from received group by tenant_id, endpoint_id order by tenant_id, endpoint_id
+    on conflict (tenant_id, endpoint_id) do update set pending = s.pending + excluded.pending, held = s.held + excluded.held
+  )
+  select count(*) into told from taken;
+  if told > 0 then perform pg_notify('waybill_held', ''); end if;
+  return told;
+end $$;

@@ -1,0 +1,61 @@
+-- Claims that are not to be sent now. Both ways name the ids of the jobs and are planned anew each time: a planner that
+-- knows nothing of the queue yet, or takes it for short, would start from all of it for each batch, just when an outage
+-- makes it long.
+
+-- Gives claims back as if they had not been made, due at once, no retry spent, nothing counted. Only what is still claimed as
+-- it was is touched; answers with how many.
+create or replace function waybill.unclaim(ids uuid[], retry_counts int[]) returns bigint language plpgsql
+set plan_cache_mode = force_custom_plan set enable_seqscan = off
+as $$
+declare
+  tenants text[];
+begin
+  with given as (
+    -- started_on decides whether pg-boss's next fetch counts a retry.
+    update pgboss.job j set state = 'created', started_on = null, heartbeat_on = null, priority = waybill.place_again(j.priority)
+    from unnest(ids, retry_counts) as u (id, retry_count)
+    where j.name = 'deliveries' and j.id = any(ids) and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
+    returning j.data ->> 'tenant_id' as tenant_id
+  )
+  select coalesce(array_agg(tenant_id), '{}') into tenants from given;
+  perform waybill.refund_attempts(tenants);
+  return cardinality(tenants);
+end $$;
+
+-- Takes claimed deliveries out of the queue: their rows wait, `held`, until waybill.release_held queues them again with the
+-- retries that they have left. `counted`: they have places in the month, which they give back.
+create or replace function waybill.hold_claims(tenants text[], deliveries uuid[], endpoints uuid[], retry_counts int[], counted boolean)
+returns void language plpgsql
+set plan_cache_mode = force_custom_plan set enable_seqscan = off
+as $$
+declare
+  fences constant text[] := array(select id || ':' || n from unnest(deliveries, retry_counts) as c (id, n));
+  finished constant uuid[] := (select ids from waybill.finish_jobs('deliveries', deliveries, fences));
+  sorted constant uuid[] := array(select id from unnest(finished) as f (id) order by id);
+  held_tenants text[];
+  held_endpoints uuid[];
+begin
+  select array_agg(tenant_id), array_agg(endpoint_id) into held_tenants, held_endpoints
+  from unnest(tenants, deliveries, endpoints) as c (tenant_id, id, endpoint_id) where id = any(finished);
+  if held_tenants is null then return; end if;
+
+  update waybill.deliveries d set held = true, spent_retries = c.n, next_attempt_at = null, updated_at = now()
+  from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n)
+  where c.id = any(finished) and d.tenant_id = c.tenant_id and d.delivery_id = c.id
+    and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)]);
+  perform waybill.count_held(held_tenants, held_endpoints, array_fill(1, array[cardinality(held_tenants)]));
+  -- Last, as where attempts are recorded: in another order the two could wait for each other.
+  if counted then perform waybill.refund_attempts(held_tenants); end if;
+end $$;
+
+-- Gives places in the month back for attempts that were counted and then not made. What was counted in one month and is put
+-- away in the next is given back to the next, whose count does not fall below nothing. The rows are locked in the order in
+-- which claims lock them.
+create or replace function waybill.refund_attempts(tenants text[]) returns void language sql as $$
+  select from waybill.usage
+  where tenant_id = any(tenants) and month = date_trunc('month', now() at time zone 'utc')::date and metric = 'attempts'
+  order by tenant_id for no key update;
+  update waybill.usage u set count = greatest(0, u.count - r.n)
+  from (select tenant_id, count(*) as n from unnest(tenants) as t (tenant_id) group by tenant_id) r
+  where u.tenant_id = r.tenant_id and u.month = date_trunc('month', now() at time zone 'utc')::date and u.metric = 'attempts'
+$$;

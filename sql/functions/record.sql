@@ -1,0 +1,132 @@
+-- Records attempts and answers how each endpoint stands afterwards, and which deliveries' claims still held (`settled`). A
+-- fence is `job id:retry count`: that job is finished here, and where another worker has claimed it meanwhile, nothing of
+-- the attempt is stored. Without one the caller has settled the job. started_at is null where the quota forbade the attempt.
+-- `next_attempts` and the lists after `reasons` are null where there is nothing to tell.
+create or replace function waybill.record(tenants text[], deliveries uuid[], fences text[], endpoints uuid[], urls text[], attempt_numbers int[],
+  recorded_attempts int[], old_statuses waybill.delivery_status[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[],
+  next_attempts timestamptz[], started timestamptz[], durations_ms int[], status_codes smallint[], errors text[], error_messages text[],
+  response_bodies text[], truncated boolean[])
+returns table (tenant_id text, endpoint_id uuid, settled uuid[], held float8, failure_streak int, failing_seconds float8,
+               breaker waybill.breaker, ramp int, failed_probes int, probing uuid)
+language plpgsql
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+  fenced constant uuid[] := array(select id from unnest(deliveries, fences) as u (id, fence) where fence is not null);
+  -- Null where all are, which is the rule.
+  finished uuid[];
+begin
+  if fenced <> '{}' then
+    select case when count < cardinality(fenced) then ids end into finished
+    from waybill.finish_jobs('deliveries', fenced, array_remove(fences, null));
+  end if;
+
+  perform waybill.move_deliveries(tenants, deliveries, fences, finished, attempt_numbers, recorded_attempts, statuses, reasons,
+    next_attempts, started, status_codes, errors);
+  return query
+  with results as materialized (
+    select * from unnest(tenants, deliveries, fences, endpoints, urls, attempt_numbers, recorded_attempts, old_statuses, statuses, reasons,
+      next_attempts, started, durations_ms, status_codes, errors, error_messages, response_bodies, truncated)
+      as r (tenant_id, delivery_id, fence, endpoint_id, url, attempt_number, recorded_attempts, old_status, status, reason,
+            next_attempt_at, started_at, duration_ms, status_code, error, error_message, response_body, response_truncated)
+    where finished is null or fence is null or delivery_id = any(finished)
+  ), made as (
+    -- Attempts that are missing before this one were lost with their worker: when they ended is unknown, so they are
+    -- dated at the attempt that found them out.
+    select tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code, error, error_message,
+      response_body, response_truncated, next_attempt_at,
+      (case status when 'delivered' then 'succeeded' when 'retrying' then 'will_retry' else 'exhausted' end)::waybill.retry_state as retry_state
+    from results where started_at is not null
+    union all
+    select tenant_id, delivery_id, endpoint_id, url, lost, started_at, 0, null, 'worker_lost',
+      'the worker was lost during this attempt; the request may have arrived', null, false, started_at, 'will_retry'
+    from results, generate_series(recorded_attempts + 1, attempt_number - 1) lost where started_at is not null
+  ), attempted as (
+    insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code,
+      error, error_message, response_body, response_truncated, next_attempt_at, retry_state)
+    select * from made
+  ), counted as (
+    insert into waybill.attempt_counts as c (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
+    select tenant_id, endpoint_id, date_trunc('hour', now()),
+      case when retry_state = 'succeeded' or status_code not between 200 and 299 then status_code else 0 end, count(*),
+      count(*) filter (where attempt_number > 1), sum(duration_ms)
+    from made group by 1, 2, 3, 4 order by 1, 2, 3, 4
+    on conflict (tenant_id, endpoint_id, hour, status_code) do update set
+      attempts = c.attempts + excluded.attempts, retries = c.retries + excluded.retries, duration_ms = c.duration_ms + excluded.duration_ms
+  ), recent as (
+    select tenant_id, endpoint_id, array_agg(status_code order by started_at desc, attempt_number desc) as codes,
+      max(started_at) filter (where retry_state = 'succeeded') as last_success_at,
+      max(started_at) filter (where retry_state <> 'succeeded') as last_failure_at,
+      min(started_at) filter (where retry_state <> 'succeeded') as first_failure_at,
+      count(*) filter (where retry_state <> 'succeeded') as failures
+    from made group by tenant_id, endpoint_id
+  ), moved as (
+    select tenant_id, endpoint_id, array_agg(delivery_id) as settled,
+      count(*) filter (where status = 'retrying') - count(*) filter (where old_status = 'retrying') as retrying,
+      count(*) filter (where status = 'pending') - count(*) filter (where old_status = 'pending') as pending,
+      count(*) filter (where status = 'delivered') as delivered, count(*) filter (where status = 'dead_lettered') as dead_lettered
+    from results group by tenant_id, endpoint_id
+  ), counted_endpoints as (
+    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, retrying, delivered, dead_lettered, recent_status_codes,
+      last_success_at, last_failure_at, failure_streak, failing_since)
+    select tenant_id, endpoint_id, m.pending, m.retrying, m.delivered, m.dead_lettered, coalesce(r.codes[1:20], '{}'),
+      r.last_success_at, r.last_failure_at, case when r.last_success_at is null then coalesce(r.failures, 0) else 0 end,
+      case when r.last_success_at is null then r.first_failure_at end
+    from moved m left join recent r using (tenant_id, endpoint_id) order by tenant_id, endpoint_id
+    on conflict (tenant_id, endpoint_id) do update set
+      pending = s.pending + excluded.pending, retrying = s.retrying + excluded.retrying,
+      delivered = s.delivered + excluded.delivered, dead_lettered = s.dead_lettered + excluded.dead_lettered,
+      recent_status_codes = (excluded.recent_status_codes || s.recent_status_codes)[1:20],
+      last_success_at = greatest(s.last_success_at, excluded.last_success_at),
+      last_failure_at = greatest(s.last_failure_at, excluded.last_failure_at),
+      failure_streak = case when excluded.last_success_at is null then s.failure_streak + excluded.failure_streak else 0 end,
+      failing_since = case when excluded.last_success_at is null then coalesce(s.failing_since, excluded.failing_since) end
+    returning *
+  )
+  select m.tenant_id, m.endpoint_id, m.settled, s.held::float8, s.failure_streak,
+    coalesce(extract(epoch from now() - s.failing_since), 0)::float8, s.breaker, s.ramp, s.failed_probes, s.probing
+  from moved m join counted_endpoints s using (tenant_id, endpoint_id);
+end $$;
+
+-- The deliveries' part of waybill.record, whose `finished` is null where all are. The insert never happens, since what is
+-- recorded is there. But because of it the plan has to start from the given rows, so that it can be kept; that of an update
+-- need not.
+create or replace function waybill.move_deliveries(tenants text[], deliveries uuid[], fences text[], finished uuid[], attempt_numbers int[],
+  recorded_attempts int[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[], next_attempts timestamptz[],
+  started timestamptz[], status_codes smallint[], errors text[])
+returns void language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_material = off set enable_memoize = off
+as $$
+declare
+  ids constant uuid[] := array(select id from unnest(deliveries) as u (id) order by id);
+  -- What the partitions that they are in are found by.
+  first_id constant uuid := waybill.first_delivery_id(ids[1]);
+  last_id constant uuid := waybill.last_delivery_id(ids[cardinality(ids)]);
+begin
+  merge into waybill.deliveries d
+  using unnest(tenants, deliveries, fences, attempt_numbers, recorded_attempts, statuses, reasons, next_attempts, started, status_codes, errors)
+    as r (tenant_id, delivery_id, fence, attempt_number, recorded_attempts, status, reason, next_attempt_at, started_at, status_code, error)
+  on d.tenant_id = r.tenant_id and d.delivery_id = r.delivery_id and d.delivery_id between first_id and last_id
+    and (finished is null or r.fence is null or r.delivery_id = any(finished))
+  when matched then update set
+    status = r.status,
+    attempt_count = case when r.started_at is null then r.recorded_attempts else r.attempt_number end,
+    next_attempt_at = r.next_attempt_at,
+    last_attempt_at = coalesce(r.started_at, d.last_attempt_at),
+    last_status_code = case when r.started_at is null then d.last_status_code else r.status_code end,
+    last_error = case when r.started_at is null then d.last_error else r.error end,
+    dead_letter_reason = r.reason,
+    updated_at = now(),
+    completed_at = case when r.status <> 'retrying' then now() end
+  when not matched and false then insert (tenant_id) values (r.tenant_id);
+end $$;
+
+do $$
+begin
+  -- There a plan that is kept and merges gets ready to write to every day that there is.
+  if current_setting('server_version_num')::int < 180000 then
+    alter function waybill.move_deliveries set plan_cache_mode = force_custom_plan;
+  end if;
+end $$;

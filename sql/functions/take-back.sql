@@ -1,0 +1,31 @@
+-- Takes claims back from workers that were lost: what nobody has touched for `lapse`, at most `most` of it, is due at once,
+-- before all that waits. The next claim counts as a retry, which is pg-boss's fence against the worker that was only thought
+-- lost. `crashes` is how many attempts in a row have no record. From `suspect` of them on, or with no retry left, the job is
+-- not due: it is for the caller to fail it, which from `poison` on leaves it no retry. Unless `thorough`, what was touched
+-- within the last minute is all that is looked at.
+create or replace function waybill.take_back(lapse interval, suspect int, poison int, most int, thorough boolean)
+returns table (tenant_id text, delivery_id uuid, retry_count int, crashes int, due_now boolean) language sql
+-- By index alone, whatever the statistics say of a queue that changes faster than they do.
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+  with lapsed as (
+    -- What somebody settles at this moment is not lost.
+    select id, data ->> 'tenant_id' as tenant_id, retry_count, retry_limit from pgboss.job
+    where name = 'deliveries' and state = 'active' and heartbeat_on < now() - lapse
+      and heartbeat_on > case when thorough then '-infinity' else now() - interval '1 minute' end
+    limit most for update skip locked
+  ), judged as (
+    select l.*, coalesce(l.retry_count + 1 - (d.attempt_count - d.earlier_attempts), 1) as crashes
+    from lapsed l left join waybill.deliveries d on d.tenant_id = l.tenant_id and d.delivery_id = l.id
+  ), decided as (
+    select *, crashes < suspect and retry_count < retry_limit as due_now from judged
+  )
+  update pgboss.job j set
+    state = case when due_now then 'retry' else j.state end,
+    start_after = case when due_now then now() else j.start_after end,
+    priority = case when due_now then waybill.place_again(j.priority) else j.priority end,
+    heartbeat_on = case when due_now then null else j.heartbeat_on end,
+    retry_limit = case when crashes >= poison then j.retry_count else j.retry_limit end
+  from decided d where j.name = 'deliveries' and j.id = d.id
+  returning d.tenant_id, d.id, d.retry_count, d.crashes, d.due_now
+$$;
