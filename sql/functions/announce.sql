@@ -3,7 +3,8 @@ create or replace function waybill.announce(tenant text, about uuid, type text, 
   insert into waybill.announcements (tenant_id, announcement_id, about, event_type, payload)
   select tenant, waybill.make_id(clock_timestamp()), about, type, payload
   -- Where nobody has asked for them, there are none.
-  where exists (select from waybill.endpoints e where e.tenant_id = tenant and e.is_active and e.endpoint_id <> about and e.subscribed_events @> array[type])
+  where exists (select from waybill.endpoints e
+    where e.tenant_id = tenant and e.is_active and e.endpoint_id <> about and e.subscribed_events @> array[type])
 $$;
 
 -- Makes events of at most `most` announcements, delivered to the tenants' active endpoints that name the type; `*` does not
@@ -18,10 +19,12 @@ begin
     returning *
   ), received as materialized (
     select a.*, e.endpoint_id from taken a
-    join waybill.endpoints e on e.tenant_id = a.tenant_id and e.is_active and e.endpoint_id <> a.about and e.subscribed_events @> array[a.event_type]
+    join waybill.endpoints e
+      on e.tenant_id = a.tenant_id and e.is_active and e.endpoint_id <> a.about and e.subscribed_events @> array[a.event_type]
   ), stored as (
     insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
-    select tenant_id, announcement_id, event_type, payload, count(*)::int from received group by tenant_id, announcement_id, event_type, payload
+    select tenant_id, announcement_id, event_type, payload, count(*)::int from received
+    group by tenant_id, announcement_id, event_type, payload
   ), delivering as (
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
     select tenant_id, waybill.make_delivery_id(announcement_id), announcement_id, endpoint_id, event_type, true, now() from received

@@ -15,8 +15,7 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bit
 as $$
 #variable_conflict use_column
 declare
-  -- Retries stand below every first attempt (waybill.retry_priority).
-  last_first constant int := -1399999999;
+  last_first constant int := waybill.first_retry() + 1;
   tenants text[];
   ids uuid[];
   -- What the partitions that they are in are found by.
@@ -45,7 +44,8 @@ begin
 
   return query
   with found as materialized (
-    select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, e.payload, d.endpoint_id, p.url, p.signing_secret,
+    select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, e.payload, d.endpoint_id, p.url,
+      p.signing_secret,
       case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
       case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once,
       d.status in ('pending', 'retrying') and p.is_active
@@ -82,7 +82,8 @@ begin
   )
   select f.*,
     case when m.beyond <= 0 then true
-         else m.beyond <= (select count(*) from found l where l.tenant_id = f.tenant_id and l.sendable and l.delivery_id > f.delivery_id) end,
+         else m.beyond <= (select count(*) from found l
+           where l.tenant_id = f.tenant_id and l.sendable and l.delivery_id > f.delivery_id) end,
     clock_timestamp()
   from found f left join metered m using (tenant_id);
 
@@ -100,7 +101,8 @@ begin
   update waybill.claim_marks m
   set since = now(), old_tag = m.next_tag, next_tag = c.tag, old_retry = m.next_retry, next_retry = m.retry
   from waybill.queue_clock c
-  where m.ctid = (select ctid from waybill.claim_marks where since not between now() - interval '3 seconds' and now() for update skip locked);
+  where m.ctid = (
+    select ctid from waybill.claim_marks where since not between now() - interval '3 seconds' and now() for update skip locked);
 end $$;
 
 -- Whether an ordered endpoint has nothing older that is not finished. By index, whether that is held or not. A function of its

@@ -3,7 +3,8 @@
 
 -- `us` are microseconds since 1970. A single expression, so that Postgres puts it in place of the call.
 create or replace function waybill.make_id(us bigint) returns uuid language sql volatile parallel safe as $$
-  select (lpad(to_hex(us / 1000), 12, '0') || '7' || lpad(to_hex(us % 1000 * 4096 / 1000), 3, '0') || substr(gen_random_uuid()::text, 20))::uuid
+  select (lpad(to_hex(us / 1000), 12, '0') || '7' || lpad(to_hex(us % 1000 * 4096 / 1000), 3, '0')
+    || substr(gen_random_uuid()::text, 20))::uuid
 $$;
 
 create or replace function waybill.make_id(at timestamptz) returns uuid language sql volatile parallel safe as $$

@@ -10,10 +10,11 @@ declare
   kind text;
   day date;
   part text;
+  today constant date := now() at time zone 'utc';
 begin
   perform pg_advisory_xact_lock(hashtext('waybill.make_partitions'));
   perform set_config('lock_timeout', '200ms', true);
-  for day in select d::date from generate_series((now() at time zone 'utc')::date - 1, (now() at time zone 'utc')::date + days, interval '1 day') d loop
+  for day in select today + n from generate_series(-1, days) n loop
     begin
       foreach kind in array array['events', 'deliveries', 'attempts'] loop
         part := format('%s_%s', kind, to_char(day, 'YYYYMMDD'));

@@ -1,14 +1,17 @@
 -- Where a job stands in the queue. First attempts stand at their tag, in fair order (waybill.queue_clock); retries behind all
 -- of them, in the order in which they are due.
 
+-- The first priority that retries have: above it are first attempts alone.
+create or replace function waybill.first_retry() returns int language sql immutable parallel safe as $$ select -1400000000 $$;
+
 -- A second later is one less, from 2026 on for 23 years. How much of the worker retries get is the dispatcher's business.
 create or replace function waybill.retry_priority(due timestamptz) returns int language sql stable as $$
-  select -1400000000 - greatest(0, ceil(extract(epoch from due - '2026-01-01 00:00+00'::timestamptz)))::int
+  select waybill.first_retry() - greatest(0, ceil(extract(epoch from due - '2026-01-01 00:00+00'::timestamptz)))::int
 $$;
 
 -- The place for what was claimed from `priority` and comes back: where claiming has got to, before all that waits.
 create or replace function waybill.place_again(priority int) returns int language sql stable as $$
-  select case when priority > -1400000000 then -floor(tag)::int else greatest(retry, waybill.retry_priority(now())) end
+  select case when priority > waybill.first_retry() then -floor(tag)::int else greatest(retry, waybill.retry_priority(now())) end
   from waybill.queue_clock, waybill.claim_marks
 $$;
 
@@ -25,7 +28,9 @@ declare
 begin
   select tag into base from waybill.queue_clock;
   if base < soft then return false; end if;
-  if base < hard and (select count(*) from (select from pgboss.job where name = 'deliveries' and state < 'active' and priority > -1400000000 limit 10001) j) > 10000 then
+  if base < hard and 10000 < (select count(*) from (
+    select from pgboss.job where name = 'deliveries' and state < 'active' and priority > waybill.first_retry() limit 10001) j)
+  then
     return false;
   end if;
   begin
@@ -38,15 +43,15 @@ begin
   select floor(tag) into base from waybill.queue_clock for update;
   update pgboss.job set priority = least(0, priority + base::int),
     data = case when data ? 'tag' then jsonb_set(data, '{tag}', to_jsonb(greatest(0, (data ->> 'tag')::float8 - base))) else data end
-  where name = 'deliveries' and state < 'active' and priority > -1400000000;
+  where name = 'deliveries' and state < 'active' and priority > waybill.first_retry();
   update waybill.endpoint_stats set tag = greatest(0, tag - base) where tag > 0;
   update waybill.queue_clock set tag = tag - base;
   return true;
 end $$;
 
--- Who had read the clock before it was moved, and waited for that, has placed by it what would not be reached until the clock is there
--- again, months later, behind everybody else's. This brings it to where the clock is. No honest place is so far ahead (1e7):
--- that would be millions of one endpoint's deliveries. Answers how many jobs and endpoints were.
+-- Who had read the clock before it was moved, and waited for that, has placed by it what would not be reached until the clock
+-- is there again, months later, behind everybody else's. This brings it to where the clock is. No honest place is so far ahead
+-- (1e7): that would be millions of one endpoint's deliveries. Answers how many jobs and endpoints were.
 create or replace function waybill.gather_strays() returns int language plpgsql as $$
 declare
   clock constant float8 := (select tag from waybill.queue_clock);
@@ -55,7 +60,8 @@ declare
 begin
   with stray as (
     select id from pgboss.job
-    where name = 'deliveries' and state < 'active' and not blocked and priority < -floor(clock + 1e7)::int and priority > -1400000000
+    where name = 'deliveries' and state < 'active' and not blocked
+      and priority < -floor(clock + 1e7)::int and priority > waybill.first_retry()
     for update skip locked
   )
   update pgboss.job j set priority = -floor(clock)::int,

@@ -10,7 +10,8 @@
 --                     else original_type and original_payload are for comparing as JSON
 --   try_again         lost its key to a request that was then refused: publish it again
 --   rate_limited, fanout, monthly_events, monthly_attempts    refused; details say why
--- The last columns are where the request stands in its rate window (a rate_limit of 0 means there is none); window_left is in seconds.
+-- The last columns are where the request stands in its rate window (a rate_limit of 0 means there is none); window_left is in
+-- seconds.
 --
 -- A tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted last. Should
 -- others have reached a limit in between, nothing is stored, and the batch is to run again (serialization_failure). Either
@@ -77,7 +78,8 @@ begin
   -- 1. Limits as they stand. Who is beyond its rate already needs no further look.
   select array_agg(tenant_id), array_agg(n), array_agg(rate), array_agg(fanout), array_agg(per_month), array_agg(attempts_per_month),
     array_agg(tried), array_agg(count), array_agg(window_start), array_agg(published),
-    bool_or(rate > 0 and count + n > rate or published + n > per_month or tried >= attempts_per_month), bool_or(rate > 0 and count >= rate)
+    bool_or(rate > 0 and count + n > rate or published + n > per_month or tried >= attempts_per_month),
+    bool_or(rate > 0 and count >= rate)
   into whose, asked, rates, most_fanout, most_events, most_attempts, attempts, counts, windows, events, is_near, is_full
   from (
     select a.tenant_id, n, coalesce((l ->> 'events_write_rate')::int, (limits ->> 'rate')::int) as rate,
@@ -112,7 +114,8 @@ begin
   )
   select (select count(*) from asked) - (select count(*) from claimed) into taken;
   if taken > 0 then
-    select array_agg(case when out is null and u.key is not null and k.event_id is distinct from id then 'key_taken' else out end order by i)
+    select array_agg(
+      case when out is null and u.key is not null and k.event_id is distinct from id then 'key_taken' else out end order by i)
     into outcomes
     from unnest(tenants, keys, ids, outcomes) with ordinality as u (tenant_id, key, id, out, i)
     left join lateral (
@@ -154,7 +157,8 @@ begin
     lock table only waybill.events, only waybill.deliveries in row exclusive mode;
     with tallied as (
       insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
-      select tenant_id, 'events:write', this_window, n from unnest(whose, asked, rates) as a (tenant_id, n, rate) where rate > 0 order by tenant_id
+      select tenant_id, 'events:write', this_window, n from unnest(whose, asked, rates) as a (tenant_id, n, rate)
+      where rate > 0 order by tenant_id
       on conflict (tenant_id, action) do update set
         count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
         window_start = greatest(w.window_start, excluded.window_start)
@@ -174,7 +178,8 @@ begin
     from unnest(whose) as w (tenant_id) left join tallied t using (tenant_id) left join used u using (tenant_id);
 
     with matched as (
-      select tenant_id, event_type, count(*) as fanout from unnest(to_tenants, to_types) as u (tenant_id, event_type) group by tenant_id, event_type
+      select tenant_id, event_type, count(*) as fanout from unnest(to_tenants, to_types) as u (tenant_id, event_type)
+      group by tenant_id, event_type
     ), sized as (
       select i, tenant_id, out, coalesce(fanout, 0) as fanout, most_fanout, tried, most_attempts, most_events,
         rate > 0 and w.count - n + row_number() over (partition by tenant_id order by i) > rate as is_late,
@@ -185,15 +190,17 @@ begin
       left join matched using (tenant_id, event_type)
     ), placed as (
       select *, row_number() over (
-        partition by tenant_id, out is null and not is_late and fanout <= most_fanout and tried < most_attempts order by i) as nth from sized
+        partition by tenant_id, out is null and not is_late and fanout <= most_fanout and tried < most_attempts order by i) as nth
+      from sized
     ), judged as (
       select i, case
           when is_late then array['rate_limited', null]
           when out is not null then array[out, null]
           when fanout > most_fanout then array['fanout', jsonb_build_object('limit', most_fanout, 'current', fanout)::text]
-          when tried >= most_attempts then array['monthly_attempts', jsonb_build_object('limit', most_attempts, 'current', tried, 'month', this_month)::text]
-          when before + nth > most_events then array['monthly_events', jsonb_build_object('limit', most_events, 'month', this_month,
-            'current', greatest(before, least(before + nth - 1, most_events)))::text] end as verdict
+          when tried >= most_attempts then array['monthly_attempts',
+            jsonb_build_object('limit', most_attempts, 'current', tried, 'month', this_month)::text]
+          when before + nth > most_events then array['monthly_events', jsonb_build_object('limit', most_events,
+            'current', greatest(before, least(before + nth - 1, most_events)), 'month', this_month)::text] end as verdict
       from placed
     )
     select array_agg(verdict[1] order by i), array_agg(verdict[2]::jsonb order by i) into verdicts, reasons from judged;
@@ -213,7 +220,8 @@ begin
     perform from waybill.endpoint_stats s
     join unnest(to_tenants, to_endpoints) as m (tenant_id, endpoint_id) on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
     order by s.tenant_id, s.endpoint_id for no key update of s;
-    select array_agg(m.held and (coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null) order by i)
+    select array_agg(
+      m.held and (coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null) order by i)
     into to_held
     from unnest(to_tenants, to_endpoints, to_held) with ordinality as m (tenant_id, endpoint_id, held, i)
     left join lateral (
@@ -235,14 +243,16 @@ begin
     select i::int as i, tenant_id, id as event_id, event_type, endpoint_id, held, waybill.make_delivery_id(id) as delivery_id,
       tag + step * row_number() over (partition by tenant_id, endpoint_id order by i) as tag, step
     from unnest(tenants, ids, types, outcomes) with ordinality as u (tenant_id, id, event_type, out, i)
-    join unnest(to_tenants, to_types, to_endpoints, to_held, to_tags, to_steps) as m (tenant_id, event_type, endpoint_id, held, tag, step)
+    join unnest(to_tenants, to_types, to_endpoints, to_held, to_tags, to_steps)
+      as m (tenant_id, event_type, endpoint_id, held, tag, step)
       using (tenant_id, event_type)
     where out is null
   ), delivering as (
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at)
     select tenant_id, delivery_id, event_id, endpoint_id, event_type, held, case when not held then moment end, moment from due
   )
-  select array_agg(i), array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(held), array_agg(tag), array_agg(step)
+  select array_agg(i), array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(held), array_agg(tag),
+    array_agg(step)
   into their_items, their_tenants, their_ids, their_endpoints, their_held, their_tags, their_steps from due;
 
   -- 7. Queue what is not held. One notification a batch, since it takes a global lock at commit.
@@ -280,8 +290,8 @@ begin
       pending = s.pending + excluded.pending, held = s.held + excluded.held,
       tag = case when excluded.tag > 0 then greatest(s.tag, now_serving) + excluded.tag - now_serving else s.tag end
   )
-  select array_agg(coalesce(t.count, w.count) order by tenant_id), array_agg(coalesce(t.window_start, w.window_start) order by tenant_id),
-    bool_or(t.count > rate or u.count > most)
+  select array_agg(coalesce(t.count, w.count) order by tenant_id),
+    array_agg(coalesce(t.window_start, w.window_start) order by tenant_id), bool_or(t.count > rate or u.count > most)
   into counts, windows, is_full
   from unnest(whose, rates, counts, windows, most_events) as w (tenant_id, rate, count, window_start, most)
   left join tallied t using (tenant_id) left join used u using (tenant_id);
@@ -292,7 +302,8 @@ begin
   -- 9. Answer. Only a taken key needs a look at what was there before.
   if taken = 0 then
     return query
-    select i::int, coalesce(out, 'accepted'), id, case when out is null then coalesce(d.ids, '{}') end, reason, null::boolean, null::text, null::text,
+    select i::int, coalesce(out, 'accepted'), id, case when out is null then coalesce(d.ids, '{}') end, reason,
+      null::boolean, null::text, null::text,
       rates[w], case when rates[w] > 0 then counts[w] - asked[w] + nth else 0 end::int, windows[w],
       ceil(extract(epoch from windows[w] + window_length - moment))::int
     from (
@@ -304,7 +315,8 @@ begin
     return;
   end if;
   return query
-  select i::int, case when out = 'key_taken' and o.event_id is null then 'try_again' else coalesce(out, 'accepted') end, coalesce(o.event_id, id),
+  select i::int, case when out = 'key_taken' and o.event_id is null then 'try_again' else coalesce(out, 'accepted') end,
+    coalesce(o.event_id, id),
     case when out is null then array(select d.id from unnest(their_items, their_ids) as d (i, id) where d.i = u.i order by 1)
          when o.event_id is not null then array(select d.delivery_id from waybill.deliveries d
            where d.tenant_id = u.tenant_id and d.event_id = o.event_id
@@ -314,7 +326,8 @@ begin
     ceil(extract(epoch from windows[w] + window_length - moment))::int
   from (
     select *, array_position(whose, tenant_id) as w, row_number() over (partition by tenant_id order by i) as nth
-    from unnest(tenants, types, payloads, keys, outcomes, ids, reasons) with ordinality as u (tenant_id, event_type, payload, key, out, id, reason, i)
+    from unnest(tenants, types, payloads, keys, outcomes, ids, reasons) with ordinality
+      as u (tenant_id, event_type, payload, key, out, id, reason, i)
   ) u
   left join lateral (
     select e.event_id, e.event_type, e.payload, e.event_type = u.event_type and e.payload = u.payload as same_text

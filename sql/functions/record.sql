@@ -2,10 +2,10 @@
 -- fence is `job id:retry count`: that job is finished here, and where another worker has claimed it meanwhile, nothing of
 -- the attempt is stored. Without one the caller has settled the job. started_at is null where the quota forbade the attempt.
 -- `next_attempts` and the lists after `reasons` are null where there is nothing to tell.
-create or replace function waybill.record(tenants text[], deliveries uuid[], fences text[], endpoints uuid[], urls text[], attempt_numbers int[],
-  recorded_attempts int[], old_statuses waybill.delivery_status[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[],
-  next_attempts timestamptz[], started timestamptz[], durations_ms int[], status_codes smallint[], errors text[], error_messages text[],
-  response_bodies text[], truncated boolean[])
+create or replace function waybill.record(tenants text[], deliveries uuid[], fences text[], endpoints uuid[], urls text[],
+  attempt_numbers int[], recorded_attempts int[], old_statuses waybill.delivery_status[], statuses waybill.delivery_status[],
+  reasons waybill.dead_letter_reason[], next_attempts timestamptz[], started timestamptz[], durations_ms int[],
+  status_codes smallint[], errors text[], error_messages text[], response_bodies text[], truncated boolean[])
 returns table (tenant_id text, endpoint_id uuid, settled uuid[], held float8, failure_streak int, failing_seconds float8,
                breaker waybill.breaker, ramp int, failed_probes int, probing uuid)
 language plpgsql
@@ -26,17 +26,18 @@ begin
     next_attempts, started, status_codes, errors);
   return query
   with results as materialized (
-    select * from unnest(tenants, deliveries, fences, endpoints, urls, attempt_numbers, recorded_attempts, old_statuses, statuses, reasons,
-      next_attempts, started, durations_ms, status_codes, errors, error_messages, response_bodies, truncated)
-      as r (tenant_id, delivery_id, fence, endpoint_id, url, attempt_number, recorded_attempts, old_status, status, reason,
-            next_attempt_at, started_at, duration_ms, status_code, error, error_message, response_body, response_truncated)
+    select * from unnest(tenants, deliveries, fences, endpoints, urls, attempt_numbers, recorded_attempts, old_statuses, statuses,
+      reasons, next_attempts, started, durations_ms, status_codes, errors, error_messages, response_bodies, truncated)
+      as r (tenant_id, delivery_id, fence, endpoint_id, url, attempt_number, recorded_attempts, old_status, status,
+            reason, next_attempt_at, started_at, duration_ms, status_code, error, error_message, response_body, response_truncated)
     where finished is null or fence is null or delivery_id = any(finished)
   ), made as (
     -- Attempts that are missing before this one were lost with their worker: when they ended is unknown, so they are
     -- dated at the attempt that found them out.
     select tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code, error, error_message,
       response_body, response_truncated, next_attempt_at,
-      (case status when 'delivered' then 'succeeded' when 'retrying' then 'will_retry' else 'exhausted' end)::waybill.retry_state as retry_state
+      (case status when 'delivered' then 'succeeded' when 'retrying' then 'will_retry' else 'exhausted' end)::waybill.retry_state
+        as retry_state
     from results where started_at is not null
     union all
     select tenant_id, delivery_id, endpoint_id, url, lost, started_at, 0, null, 'worker_lost',
@@ -53,7 +54,8 @@ begin
       count(*) filter (where attempt_number > 1), sum(duration_ms)
     from made group by 1, 2, 3, 4 order by 1, 2, 3, 4
     on conflict (tenant_id, endpoint_id, hour, status_code) do update set
-      attempts = c.attempts + excluded.attempts, retries = c.retries + excluded.retries, duration_ms = c.duration_ms + excluded.duration_ms
+      attempts = c.attempts + excluded.attempts, retries = c.retries + excluded.retries,
+      duration_ms = c.duration_ms + excluded.duration_ms
   ), recent as (
     select tenant_id, endpoint_id, array_agg(status_code order by started_at desc, attempt_number desc) as codes,
       max(started_at) filter (where retry_state = 'succeeded') as last_success_at,
@@ -92,9 +94,9 @@ end $$;
 -- The deliveries' part of waybill.record, whose `finished` is null where all are. The insert never happens, since what is
 -- recorded is there. But because of it the plan has to start from the given rows, so that it can be kept; that of an update
 -- need not.
-create or replace function waybill.move_deliveries(tenants text[], deliveries uuid[], fences text[], finished uuid[], attempt_numbers int[],
-  recorded_attempts int[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[], next_attempts timestamptz[],
-  started timestamptz[], status_codes smallint[], errors text[])
+create or replace function waybill.move_deliveries(tenants text[], deliveries uuid[], fences text[], finished uuid[],
+  attempt_numbers int[], recorded_attempts int[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[],
+  next_attempts timestamptz[], started timestamptz[], status_codes smallint[], errors text[])
 returns void language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_material = off set enable_memoize = off
@@ -106,8 +108,10 @@ declare
   last_id constant uuid := waybill.last_delivery_id(ids[cardinality(ids)]);
 begin
   merge into waybill.deliveries d
-  using unnest(tenants, deliveries, fences, attempt_numbers, recorded_attempts, statuses, reasons, next_attempts, started, status_codes, errors)
-    as r (tenant_id, delivery_id, fence, attempt_number, recorded_attempts, status, reason, next_attempt_at, started_at, status_code, error)
+  using unnest(tenants, deliveries, fences, attempt_numbers, recorded_attempts, statuses, reasons, next_attempts, started,
+      status_codes, errors)
+    as r (tenant_id, delivery_id, fence, attempt_number, recorded_attempts, status, reason, next_attempt_at, started_at,
+          status_code, error)
   on d.tenant_id = r.tenant_id and d.delivery_id = r.delivery_id and d.delivery_id between first_id and last_id
     and (finished is null or r.fence is null or r.delivery_id = any(finished))
   when matched then update set

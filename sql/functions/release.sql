@@ -28,7 +28,9 @@ begin
   order by s.tenant_id, s.endpoint_id for no key update of s;
 
   with lanes as (
-    select s.tenant_id, s.endpoint_id, e.max_per_second, s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent, greatest(s.next_slot, now()) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
+    select s.tenant_id, s.endpoint_id, e.max_per_second,
+      s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
+      greatest(s.next_slot, now()) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
       case
         when not e.is_active then 0
         when e.ordered and s.pending + s.retrying > s.held then 0
@@ -82,10 +84,19 @@ begin
           as p (tenant_id, endpoint_id, delivery_id, retries, rate, tag, slot) group by 1, 2) c
   where s.tenant_id = c.tenant_id and s.endpoint_id = c.endpoint_id;
 
-  select json_agg(json_build_object('id', id,
-      'priority', case when retries = 0 then -floor(greatest(clock, start))::int when urgent then waybill.place_again(-1400000000) else waybill.retry_priority(now()) end,
-      'data', json_build_object('tenant_id', tenant_id, 'tag', case when retries = 0 then start end, 'slot', extract(epoch from slot) * 1000)) order by id)::text
-  into jobs from unnest(picked.tenants, picked.ids, picked.retries, picked.urgent, picked.starts, picked.clocks, picked.slots) as p (tenant_id, id, retries, urgent, start, clock, slot);
+  select json_agg(json_build_object(
+      'id', id,
+      'priority', case
+        when retries = 0 then -floor(greatest(clock, start))::int
+        when urgent then waybill.place_again(waybill.first_retry())
+        else waybill.retry_priority(now())
+      end,
+      'data', json_build_object(
+        'tenant_id', tenant_id, 'tag', case when retries = 0 then start end, 'slot', extract(epoch from slot) * 1000)
+    ) order by id)::text
+  into jobs
+  from unnest(picked.tenants, picked.ids, picked.retries, picked.urgent, picked.starts, picked.clocks, picked.slots)
+    as p (tenant_id, id, retries, urgent, start, clock, slot);
   perform waybill.enqueue(jobs);
   -- started_on is empty, so the next claim is this very retry and not one more. And a first attempt that is urgent stands
   -- before all that have its priority: of each tenant with a backlog, that is up to 64.
