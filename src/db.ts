@@ -126,7 +126,7 @@ const RETRYABLE = new Set(['40P01', '40001', '55P03'])
 /** Whether Postgres gave up a transaction because of others, so that running it again is right (deadlock, serialization, lock_timeout). */
 export const isRetryable = (error: unknown) => error instanceof postgres.PostgresError && RETRYABLE.has(error.code)
 
-const MOST_TRIES = 3
+const MAX_TRIES = 3
 
 /** Runs a transaction, and up to three times in all where Postgres gives it up because of others. */
 export async function transact<Result>(pool: Pool, work: (sql: Db) => Promise<Result>): Promise<Result> {
@@ -134,7 +134,7 @@ export async function transact<Result>(pool: Pool, work: (sql: Db) => Promise<Re
     try {
       return (await pool.begin(work)) as Result
     } catch (error) {
-      if (!isRetryable(error) || tries === MOST_TRIES) throw error
+      if (!isRetryable(error) || tries === MAX_TRIES) throw error
     }
   }
 }

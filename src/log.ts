@@ -8,7 +8,7 @@ export type Log = pino.Logger
 const PAGE_BYTES = 32_768
 const DELAY_MS = 20
 /** How much may wait while stdout takes nothing. */
-const MOST_WAITING = 8 * 1024 * 1024
+const MAX_WAITING = 8 * 1024 * 1024
 /** How long writing the last lines is tried. */
 const LAST_MS = 500
 
@@ -36,7 +36,7 @@ export function createLog(level: string): Log {
     sync: false,
     minLength: PAGE_BYTES,
     maxWrite: 2 * PAGE_BYTES,
-    maxLength: MOST_WAITING,
+    maxLength: MAX_WAITING,
     periodicFlush: DELAY_MS,
   })
   const log: Log = pino(

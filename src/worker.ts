@@ -26,7 +26,7 @@ import { LAST_WORDS_MS } from './shutdown.ts'
 const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
-const MOST_CHORES = 4
+const MAX_CHORES = 4
 /** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
 const STARTS_A_TURN = 5
 
@@ -134,7 +134,7 @@ export async function startWorker(deps: {
       .catch((error: unknown) => log.error({ err: error }, 'worker.put_away_failed'))
       .finally(() => chores.delete(done))
     chores.add(done)
-    if (chores.size > MOST_CHORES) await Promise.race(chores)
+    if (chores.size > MAX_CHORES) await Promise.race(chores)
   }
 
   // First, since it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.

@@ -9,7 +9,7 @@ import { waitFor } from './support/wait.ts'
 
 const WAITING = 1000
 /** What a worker has in hand when something changes is sent as it was: as many as it has slots (200), and as many that wait. */
-const MOST_IN_HAND = 400
+const MAX_IN_HAND = 400
 
 /**
  * A service, and a tenant with one endpoint, `/old`, for which `WAITING` deliveries are under way. A fifth of them arrive; the
@@ -40,7 +40,7 @@ async function start(t: TestContext) {
   const patch = (body: object) => change('PATCH', '', body)
   const assertFewAfter = (changed: { at: number }, receipts: Receipt[]) => {
     const late = receipts.filter(({ at }) => at > changed.at).length
-    assert.ok(late <= MOST_IN_HAND, `${late} were sent as it was before`)
+    assert.ok(late <= MAX_IN_HAND, `${late} were sent as it was before`)
   }
   /** Each arrived once, and each attempt is recorded with the URL it went to. */
   const assertAllSentOnce = async () => {

@@ -13,7 +13,7 @@ export type Running = Service & {
 
 /** What a process may open beyond what it has at its start: the connections of its pools, and a few that rest. */
 const FILES_MORE = 30
-const MOST_MIB = 512
+const MAX_MIB = 512
 
 export type Fleet = ReturnType<typeof createFleet>
 
@@ -81,7 +81,7 @@ export function createFleet(
         const fatal = one.logs.find(({ level }) => level === 'fatal')
         if (fatal) found.push(`${name} logged ${fatal.text.slice(0, 300)}`)
       }
-      if (peak > MOST_MIB) found.push(`a process took ${Math.round(peak)} MiB`)
+      if (peak > MAX_MIB) found.push(`a process took ${Math.round(peak)} MiB`)
       return found
     },
     /** Processes that hold more files open than at their start, long after the last request. */

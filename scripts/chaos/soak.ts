@@ -15,9 +15,9 @@ import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
 const RATE = 25
-const MOST_MIB_PER_HOUR = 2
+const MAX_MIB_PER_HOUR = 2
 /** What a pool may have opened since, and keeps for some minutes; one for each fault would be three times as many. */
-const MOST_FILES_MORE = 5
+const MAX_FILES_MORE = 5
 const MINUTES = 30
 /** Before that, as busy: caches, pools and pages fill up to what the load takes, and V8 compiles what runs now and then. */
 const WARM_UP_MINUTES = 20
@@ -83,8 +83,8 @@ const soaked: Experiment = {
         'no publish is refused': world.published.every(({ eventId }) => eventId !== null),
         // A short run is all warm-up.
         ...(!world.quick && {
-          'memory grows by at most 2 MiB an hour': Math.max(memory.api.rise, memory.worker.rise) <= MOST_MIB_PER_HOUR,
-          'no files stay open': Math.max(files.api, files.worker) <= MOST_FILES_MORE,
+          'memory grows by at most 2 MiB an hour': Math.max(memory.api.rise, memory.worker.rise) <= MAX_MIB_PER_HOUR,
+          'no files stay open': Math.max(files.api, files.worker) <= MAX_FILES_MORE,
           ...jobs.conditions,
         }),
       },

@@ -15,7 +15,7 @@ import { createResolver } from './resolve.ts'
  */
 const CLOSE_RACE_MS = 1000
 /** How many 1xx may precede a response. More can only be meant as harm: each takes time from other attempts. */
-const MOST_ANNOUNCEMENTS = 32
+const MAX_ANNOUNCEMENTS = 32
 
 /** What became of one POST. Delivered if, and only if, `error` is null. */
 export interface Outcome {
@@ -142,7 +142,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
           },
           onResponseStart(_controller, status, responseHeaders) {
             if (status < 200) {
-              if (++announcements <= MOST_ANNOUNCEMENTS || !end()) return
+              if (++announcements <= MAX_ANNOUNCEMENTS || !end()) return
               using.cancel()
               settle(false, failure('protocol_error'))
               return

@@ -5,10 +5,10 @@ import { type Finished, forget } from './prune.ts'
 
 const RETRY_MS = 500
 /** Everybody waits while a day's live rows are moved: 0.2 s for this many, on a busy machine. */
-const MOST_MOVED = 10_000
-const MOST_MOVED_BYTES = 4 * 1024 * 1024
+const MAX_MOVED = 10_000
+const MAX_MOVED_BYTES = 4 * 1024 * 1024
 /** Making a day's partitions reads the default partitions, and everybody waits for that. */
-const MOST_DEFAULT_BYTES = 64 * 1024 * 1024
+const MAX_DEFAULT_BYTES = 64 * 1024 * 1024
 
 /**
  * Drops one day of all three tables; its live rows move to the default partitions. Null if those are too many to be moved. In two
@@ -84,25 +84,25 @@ async function countMovable(sql: Db, day: string): Promise<Counts | null> {
   const [found] = await sql<(Counts & { bytes: number; bytes_there: number })[]>`
     with live as materialized (
       select distinct tenant_id, event_id from (
-        select tenant_id, event_id from ${table(sql, 'deliveries', day)} where status in ('pending', 'retrying') limit ${MOST_MOVED + 1}) l
+        select tenant_id, event_id from ${table(sql, 'deliveries', day)} where status in ('pending', 'retrying') limit ${MAX_MOVED + 1}) l
     ), e as materialized (
       select e.bytes from live x cross join lateral (
         select pg_column_size(payload) as bytes from ${table(sql, 'events', day)} t where t.tenant_id = x.tenant_id and t.event_id = x.event_id offset 0) e
     ), d as materialized (
       select d.* from live x cross join lateral (
         select tenant_id, delivery_id from ${table(sql, 'deliveries', day)} t where t.tenant_id = x.tenant_id and t.event_id = x.event_id
-          and t.delivery_id between waybill.first_delivery_id(x.event_id) and waybill.last_delivery_id(x.event_id) offset 0) d limit ${MOST_MOVED + 1}
+          and t.delivery_id between waybill.first_delivery_id(x.event_id) and waybill.last_delivery_id(x.event_id) offset 0) d limit ${MAX_MOVED + 1}
     ), a as materialized (
       select a.bytes from d x cross join lateral (
         select pg_column_size(response_body) as bytes from ${table(sql, 'attempts', day)} t
-        where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id offset 0) a limit ${MOST_MOVED + 1}
+        where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id offset 0) a limit ${MAX_MOVED + 1}
     )
     select (select count(*)::int from e) as events, (select count(*)::int from d) as deliveries, (select count(*)::int from a) as attempts,
       (select coalesce(sum(bytes), 0)::float8 from (select bytes from e union all select bytes from a) s) as bytes,
       (select sum(pg_relation_size('waybill.' || kind || '_default'))::float8 from unnest(${KINDS}::text[]) as k (kind)) as bytes_there`
   const { bytes, bytes_there, ...counts } = found as NonNullable<typeof found>
   const rows = counts.events + counts.deliveries + counts.attempts
-  const isLittle = rows <= MOST_MOVED && bytes <= MOST_MOVED_BYTES && bytes_there <= MOST_DEFAULT_BYTES
+  const isLittle = rows <= MAX_MOVED && bytes <= MAX_MOVED_BYTES && bytes_there <= MAX_DEFAULT_BYTES
   return rows === 0 || isLittle ? counts : null
 }
 

@@ -62,7 +62,7 @@ type Row = {
 }
 
 /** One round finds an idempotency key whose event retention has removed, the next publishes; one more in case retention runs meanwhile. */
-const MOST_ROUNDS = 3
+const MAX_ROUNDS = 3
 
 const MAX_BATCH = 100
 /** Of all payloads of a batch, in characters: the database and the driver each hold several copies of it. */
@@ -181,7 +181,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
       if (request.event === 'unread' && row.outcome === 'counted') await uncount(request, row)
       const result = await answer(request, row)
       if (result) return result
-      if (round === MOST_ROUNDS) throw new Error('the event of the idempotency key cannot be found')
+      if (round === MAX_ROUNDS) throw new Error('the event of the idempotency key cannot be found')
       await freeKey(request, row)
     }
   }

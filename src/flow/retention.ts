@@ -16,7 +16,7 @@ export type Retention = {
 }
 
 const DAY_MS = 86_400_000
-const MOST_TRIES = 20
+const MAX_TRIES = 20
 
 /**
  * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days; with `apply: false` it only
@@ -33,11 +33,11 @@ export async function runRetention(
     Math.floor(((clock as { now: Date }).now.getTime() - options.days * DAY_MS) / DAY_MS) * DAY_MS,
   )
   const total = { ...NO_ROWS }
-  let tries = MOST_TRIES
+  let tries = MAX_TRIES
   async function dropInTime(day: string): Promise<Counts | null> {
     try {
       const counts = await dropDay(pool, day, tries)
-      tries = MOST_TRIES
+      tries = MAX_TRIES
       return counts
     } catch (error) {
       if (!isRetryable(error)) throw error

@@ -14,7 +14,7 @@ const LAPSE_SECONDS = 10
  */
 const AFTER_ABSENCE_MS = 5000
 /** At this interval, a worker that touches what it holds every 3 seconds still does so in time. */
-const MOST_LEAP_MS = 3000
+const MAX_LEAP_MS = 3000
 /** A delivery that loses this many workers in a row may be the cause: it waits as after a failure, apart from the others. */
 const SUSPECT = 3
 /** After this many it is taken for the cause, and dead-lettered. */
@@ -73,7 +73,7 @@ function createLeapWatch(): (clockMs: number) => boolean {
     const before = ahead
     // A late answer looks like a clock that was set back, and the next one like a leap ahead.
     ahead = Math.max(before ?? -Infinity, clockMs - performance.now())
-    return before !== undefined && ahead - before > MOST_LEAP_MS
+    return before !== undefined && ahead - before > MAX_LEAP_MS
   }
 }
 

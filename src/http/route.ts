@@ -37,7 +37,7 @@ const TENANTS_BYTES = 32 * 1024 * 1024
 const ADMIN_BYTES = 4 * 1024 * 1024
 
 /** How many mistakes are reported: a body can have a hundred thousand, and reporting them costs more than reading it. */
-const MOST_PROBLEMS = 20
+const MAX_PROBLEMS = 20
 
 type TenantOptions = {
   /** The rate limit that the request counts against, or null when the handler counts it itself. */
@@ -130,7 +130,7 @@ async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPa
     if (schema === undefined) return undefined
     const parsed = (schema as z.ZodType).safeParse(value)
     if (parsed.success) return parsed.data
-    for (const issue of parsed.error.issues.slice(0, MOST_PROBLEMS)) problems.push(...fieldProblems(issue, where))
+    for (const issue of parsed.error.issues.slice(0, MAX_PROBLEMS)) problems.push(...fieldProblems(issue, where))
     return undefined
   }
   const input = {
@@ -175,7 +175,7 @@ function refusal(problems: (FieldProblem & { error?: 'invalid_url' })[]): AppErr
   if (problems.length === 1 && only?.error) return new AppError(only.error, only.message)
   return new AppError(
     'invalid_request',
-    problems.slice(0, MOST_PROBLEMS).map(({ path, message }) => ({ path, message })),
+    problems.slice(0, MAX_PROBLEMS).map(({ path, message }) => ({ path, message })),
   )
 }
 
@@ -183,7 +183,7 @@ function fieldProblems(issue: z.core.$ZodIssue, where: string): (FieldProblem & 
   const path = [where, ...issue.path.map(String)].filter(Boolean).join('.')
   if (issue.code === 'unrecognized_keys')
     return issue.keys
-      .slice(0, MOST_PROBLEMS)
+      .slice(0, MAX_PROBLEMS)
       .map((key) => ({ path: [path, key].filter(Boolean).join('.'), message: 'is not a known field' }))
   const error = issue.code === 'custom' ? (issue.params as { error?: 'invalid_url' } | undefined)?.error : undefined
   return [{ path, message: issue.message, ...(error && { error }) }]
