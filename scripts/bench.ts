@@ -9,16 +9,16 @@ import { measureNeighbours, printNeighbours } from './bench/neighbours.ts'
 import {
   type Bench,
   type Beside,
-  backlogFor,
   type Ceiling,
   createCeilings,
-  fill,
+  deliverAll,
   measureBoth,
   measureDrain,
   measureFanout,
   measureLatency,
   measurePublish,
   measureSteady,
+  queueWarmUp,
   register,
   warmUp,
 } from './bench/parts.ts'
@@ -134,13 +134,12 @@ async function main(): Promise<void> {
       noteMemory()
     }
   }
-  if (parts.includes('drain')) waiting = await fill(bench, waiting, backlogFor(bench))
-  if (waiting > 0) {
-    say(`drain, ${waiting} deliveries`)
-    const deliveries = waiting
-    report.drain = await beside(['posts'], () => measureDrain(bench, deliveries))
+  if (parts.includes('drain')) {
+    await queueWarmUp(bench, waiting)
+    say('drain')
+    report.drain = await beside(['posts'], () => measureDrain(bench))
     noteMemory()
-  }
+  } else if (waiting > 0) await deliverAll(bench)
   if (parts.includes('both')) {
     say('publish and deliver at once')
     report.both = await beside(['commits', 'posts'], () => measureBoth(bench))

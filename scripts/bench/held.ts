@@ -35,7 +35,7 @@ export async function measureHeld(bench: Bench): Promise<HeldRun> {
 
 async function measure(bench: Bench): Promise<Micros> {
   const published = await measurePublish(bench, 64)
-  const drained = await measureDrain(bench, published.events)
+  const drained = await measureDrain(bench)
   return { publish: rowMicros(published.cost, 'waybill.publish('), claim: rowMicros(drained.cost, 'waybill.claim(') }
 }
 

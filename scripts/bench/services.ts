@@ -68,12 +68,18 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
   }
 
   const of = (role: Role) => running.filter((one) => one.role === role)
+  const signal = (role: Role, name: NodeJS.Signals) => {
+    for (const { child } of of(role)) child.kill(name)
+  }
   return {
     adminKey,
     start: async (role: Role, count: number) => {
       for (let nth = 0; nth < count; nth++) await start(role)
     },
     stop,
+    /** Stops its processes where they are, until they are to go on. */
+    halt: (role: Role) => signal(role, 'SIGSTOP'),
+    goOn: (role: Role) => signal(role, 'SIGCONT'),
     ports: () => of('api').map(({ port }) => port),
     isRunning: (role: Role) => of(role).length > 0,
     cpu: (role: Role) => of(role).reduce((sum, { pid }) => sum + (cpuSeconds(pid) ?? 0), spent[role].cpu),
