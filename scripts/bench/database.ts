@@ -21,6 +21,8 @@ export type BenchDatabase = {
   bytes: () => Promise<Bytes>
   /** Deliveries that wait or are under way. */
   queued: () => Promise<number>
+  /** After one, each page that is changed for the first time is written to the WAL whole. */
+  checkpoint: () => Promise<void>
   /** Starts counting statements anew. */
   resetStatements: () => Promise<void>
   /** What clients have sent to the service's database since; null when the extension is not there. */
@@ -89,6 +91,9 @@ export async function startDatabase(): Promise<BenchDatabase> {
     async queued() {
       const [row] = await waybill<[{ n: number }]>`select count(*)::int as n from pgboss.job where name = 'deliveries'`
       return row.n
+    },
+    async checkpoint() {
+      await waybill`checkpoint`
     },
     async resetStatements() {
       if (counting) await bench`select pg_stat_statements_reset()`

@@ -167,13 +167,14 @@ async function queueBacklog(bench: Bench, eventType = 'bench.one'): Promise<numb
 
 /**
  * Delivering alone. The workers deliver what waits, so that they are warm; then they are halted while `queue` publishes the backlog
- * that counts, from its first delivery to its last.
+ * that counts, from its first delivery to its last. A checkpoint comes before that, so that none comes into it.
  */
 export async function measureDrain(bench: Bench, queue = () => queueBacklog(bench)): Promise<DrainRun> {
-  const { services, receiver, workers } = bench
+  const { database, services, receiver, workers } = bench
   await services.start('worker', workers)
   await untilRecorded(bench)
   services.halt('worker')
+  await database.checkpoint()
   const deliveries = await queue()
   const receiving = receiver.ask('expect', { count: deliveries, seconds: 180 })
   const counting = await countCost(bench)
