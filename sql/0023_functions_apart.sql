@@ -1,10 +1,6 @@
 -- Functions are no longer made by migrations. They stand in sql/functions, each once and as it is, and are put in after these files
--- (src/migrate.ts). This row says whose they are, and which.
+-- (src/migrate.ts). One row says of which version they are, and which.
 create table waybill.functions (version int[] not null, checksum text not null);
-
--- Two that nobody has called since 0012.
-drop function if exists waybill.claim(int, int, int, bigint);
-drop function if exists waybill.take_back(interval, int, int, int);
 
 -- These held nothing but functions and are gone. A program from before, started on a new database, is not to make those again.
 insert into waybill.migrations (file) values

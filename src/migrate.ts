@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import { readdir, readFile } from 'node:fs/promises'
-import { isGone, openDb, type Pool } from './db.ts'
+import { type Db, isGone, openDb, type Pool } from './db.ts'
 import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
 import type { QueueSettings } from './queue.ts'
@@ -13,9 +13,9 @@ const FUNCTIONS = new URL('../sql/functions/', import.meta.url)
 const LOCK = 0x5741_5942
 
 /**
- * Brings the database to this program's schema: the queue, then sql/*.sql in order, each in a transaction of its own and
- * once only, then the functions of sql/functions, then the daily partitions. Several processes may call it at once; one works,
- * the others wait and find nothing to do. Throws what Postgres throws; a failed file leaves no trace.
+ * Brings the database to this program's schema: the queue, then what is missing of sql/*.sql, in order, together with the functions
+ * of sql/functions, then the daily partitions. Several processes may call it at once; one works, the others wait and find nothing
+ * to do. Throws what Postgres throws; then none of the files has left a trace.
  */
 export async function migrate(url: string, log: Log, settings: QueueSettings): Promise<void> {
   const pool = openDb(url, { log, name: 'migrate', max: 1, patienceMs: 0 })
@@ -25,29 +25,27 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
     await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
     // The functions call what is made here.
     await installQueue(url, log, settings)
-    for (const file of await missing(pool)) {
-      const text = await readFile(new URL(file, MIGRATIONS), 'utf8')
-      await pool.begin(async (sql) => {
-        await sql.unsafe(text)
+    const done = await pool.begin(async (sql) => {
+      // Again, since a connection that was lost has taken its lock with it.
+      await sql`select pg_advisory_xact_lock(${LOCK})`
+      const files = await missing(sql)
+      for (const file of files) {
+        await sql.unsafe(await readFile(new URL(file, MIGRATIONS), 'utf8'))
         await sql`insert into waybill.migrations (file) values (${file})`
-      })
-      log.info({ file }, 'migration.applied')
-    }
-    await putFunctions(pool, log)
+      }
+      return { files, functions: await putFunctions(sql) }
+    })
+    if (done.files.length > 0 || done.functions !== null) log.info(done, 'migration.applied')
     await makePartitions(pool)
   } finally {
     await pool.end({ timeout: 5 })
   }
 }
 
-/**
- * For a start that does not migrate. Throws unless the database is at this program's schema or at a later one, which is made so that
- * a program from before can go on with it.
- */
+/** For a start that does not migrate: throws unless the database is at this program's schema, or at that of a later version. */
 export async function requireMigrated(pool: Pool): Promise<void> {
   try {
-    const [put] = await pool`select from waybill.functions where version >= ${await versionNumbers()}`
-    if (put && (await missing(pool)).length === 0) return
+    if ((await missing(pool)).length === 0 && (await hasFunctions(pool, await readFunctions(pool)))) return
   } catch (error) {
     if (!isGone(error)) throw error
   }
@@ -55,37 +53,48 @@ export async function requireMigrated(pool: Pool): Promise<void> {
 }
 
 /** The files that have not been applied, in order. */
-async function missing(pool: Pool): Promise<string[]> {
-  const rows = await pool<{ file: string }[]>`select file from waybill.migrations`
+async function missing(sql: Db): Promise<string[]> {
+  const rows = await sql<{ file: string }[]>`select file from waybill.migrations`
   const applied = new Set(rows.map(({ file }) => file))
   return (await readdir(MIGRATIONS)).filter((file) => file.endsWith('.sql') && !applied.has(file)).sort()
+}
+
+/** The program's functions. `checksum` differs on another version of Postgres, since some functions do. */
+type Functions = { version: number[]; text: string; checksum: string }
+
+async function readFunctions(sql: Db): Promise<Functions> {
+  const files = (await readdir(FUNCTIONS)).filter((file) => file.endsWith('.sql')).sort()
+  const texts = await Promise.all(files.map((file) => readFile(new URL(file, FUNCTIONS), 'utf8')))
+  const text = texts.join('\n')
+  const [server] = await sql<{ version: string }[]>`select current_setting('server_version_num') as version`
+  const checksum = createHash('sha256').update(`${server?.version}\n${text}`).digest('hex')
+  const version = await readVersion()
+  if (!/^\d+\.\d+\.\d+$/.test(version)) throw new Error(`package.json: the version is not three numbers: ${version}`)
+  return { version: version.split('.').map(Number), text, checksum }
+}
+
+/** Whether these functions are in the database, or those of a later version. */
+async function hasFunctions(sql: Db, { version, checksum }: Functions): Promise<boolean> {
+  const rows = await sql`
+    select from waybill.functions where version > ${version} or (version, checksum) = (${version}, ${checksum})`
+  return rows.length > 0
 }
 
 /**
  * Puts the program's functions in, unless those that are there are the same, or of a later version: during an upgrade, a process of
  * the version before may start again, and must not put back its own. So a release whose functions differ needs a version of its
- * own. On another version of Postgres they are put in again, since some depend on it.
+ * own. Answers with their version, or null where nothing was to be done.
+ *
+ * Where \`create or replace\` would be refused, because a function takes or returns something else than before, its file drops the
+ * old one first: whoever still calls it waits for the new one, or goes without any until it is replaced itself.
  */
-async function putFunctions(pool: Pool, log: Log): Promise<void> {
-  const version = await versionNumbers()
-  const files = (await readdir(FUNCTIONS)).sort()
-  const texts = await Promise.all(files.map((file) => readFile(new URL(file, FUNCTIONS), 'utf8')))
-  const [server] = await pool<{ version: string }[]>`select current_setting('server_version_num') as version`
-  const checksum = createHash('sha256')
-    .update([server?.version, ...texts].join('\n'))
-    .digest('hex')
-  const [put] = await pool`
-    select from waybill.functions where version > ${version} or (version, checksum) = (${version}, ${checksum})`
-  if (put) return
-  await pool.begin(async (sql) => {
-    // They call one another, and come in the order of their names.
-    await sql`set local check_function_bodies = off`
-    await sql.unsafe(texts.join('\n'))
-    await sql`delete from waybill.functions`
-    await sql`insert into waybill.functions values (${version}, ${checksum})`
-  })
-  log.info({ version, checksum }, 'functions.put')
+async function putFunctions(sql: Db): Promise<string | null> {
+  const functions = await readFunctions(sql)
+  if (await hasFunctions(sql, functions)) return null
+  // They call one another, and come in the order of their files' names.
+  await sql`set local check_function_bodies = off`
+  await sql.unsafe(functions.text)
+  await sql`delete from waybill.functions`
+  await sql`insert into waybill.functions values (${functions.version}, ${functions.checksum})`
+  return functions.version.join('.')
 }
-
-/** The program's version as numbers, which Postgres compares from left to right. */
-const versionNumbers = async () => (await readVersion()).replace(/-.*/, '').split('.').map(Number)

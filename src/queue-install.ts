@@ -6,7 +6,8 @@ import { DELIVERIES, type QueueSettings, queues, updateQueues } from './queue.ts
 /**
  * Installs pg-boss's schema, makes or updates the two queues, and makes pg-boss's own statements callable from our
  * functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
- * Safe when several processes do it at once.
+ * Safe when several processes do it at once. Each start puts these in as its own version of pg-boss has them, so that they always fit
+ * the schema that pg-boss has been brought to.
  */
 export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
   const boss = new PgBoss({ connectionString: url, max: 1, supervise: false, schedule: false })
