@@ -2,7 +2,9 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type postgres from 'postgres'
 import { createDatabase } from './support/database.ts'
+import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
 
 const KINDS = ['attempts', 'deliveries', 'events']
 
@@ -23,6 +25,45 @@ async function kindsOf(sql: postgres.Sql, day: string): Promise<string[]> {
 async function dropDay(sql: postgres.Sql, day: string): Promise<void> {
   for (const kind of KINDS) await sql.unsafe(`drop table waybill.${kind}_${day}`)
 }
+
+test('who makes an index on a day does not hold up a release', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  const [endpoint] = await sql<[{ id: string }]>`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+    values ('acme', waybill.make_id(now()), 'https://example.com', '{*}', '') returning endpoint_id as id`
+  const [held] = await sql<[{ id: string }]>`
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
+    select 'acme', waybill.make_delivery_id(id), id, ${endpoint.id}, 'late', true, now() from waybill.make_id(now()) id
+    returning delivery_id as id`
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held) values ('acme', ${endpoint.id}, 1, 1)`
+  const yesterday = await dayAhead(sql, -1)
+  await sql.begin(async (indexing) => {
+    await indexing.unsafe(`lock table waybill.deliveries_${yesterday} in share mode`)
+    const released = await sql.begin(async (releasing) => {
+      await releasing`set local lock_timeout = '2s'`
+      return await releasing`
+        select released from waybill.release_held(array['acme'], array[${endpoint.id}::uuid], array[0], array[10], interval '10 seconds')`
+    })
+    assert.deepEqual([...released], [{ released: 1 }])
+  })
+  assert.deepEqual([...(await sql`select id from pgboss.job where name = 'deliveries'`)], [{ id: held.id }])
+})
+
+test('attempts are counted by the hours of UTC, whatever the database’s time zone', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  await sql.unsafe(`alter database ${new URL(databaseUrl).pathname.slice(1)} set timezone = 'Asia/Kolkata'`)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl }))
+  await tenant.createEndpoint(receiver.url('/hook'))
+  await tenant.publish()
+  const minute = await waitFor(async () => {
+    const [row] =
+      await sql`select extract(minute from hour at time zone 'utc')::text as minute from waybill.attempt_counts`
+    return row?.minute
+  })
+  assert.equal(minute, '0')
+})
 
 test('a row in the default partition costs its day the partitions, and no other day', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)

@@ -1,7 +1,7 @@
 -- Claims at most `most` due jobs, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts
 -- where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's month here, before it is
 -- sent, so that the quota holds however many workers claim at once; what goes beyond it (within_quota) is not an attempt and
--- is taken out again when it is recorded. `sendable` is false where the endpoint takes nothing now; status is null where the
+-- is taken out again when it is recorded. `sendable` is not true where the endpoint takes nothing now; status is null where the
 -- delivery is gone.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
@@ -87,8 +87,8 @@ begin
     clock_timestamp()
   from found f left join metered m using (tenant_id);
 
-  -- Whoever holds one of these rows sets it at this moment: to wait for them, with jobs in hand, could be to wait for each
-  -- other.
+  -- A row that is locked is passed over: who has it sets it as we would. To wait for it, with jobs in hand, could be to wait for
+  -- each other.
   if retries then
     -- Below what is due now, it is from before the database's clock was set back.
     update waybill.claim_marks set retry = lowest where ctid = (

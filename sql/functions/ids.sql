@@ -25,9 +25,9 @@ create or replace function waybill.last_delivery_id(event_id uuid) returns uuid 
   select (substr(event_id::text, 1, 18) || '-ffff-ffffffffffff')::uuid
 $$;
 
--- The smallest id of a moment: ids from then on are greater or equal.
+-- The smallest id of a moment, to the millisecond: ids from then on are greater or equal.
 create or replace function waybill.first_id(at timestamptz) returns uuid language sql immutable parallel safe as $$
-  select (lpad(to_hex((extract(epoch from at) * 1000)::bigint), 12, '0') || '00000000000000000000')::uuid
+  select (lpad(to_hex(floor(extract(epoch from at) * 1000)::bigint), 12, '0') || '00000000000000000000')::uuid
 $$;
 
 -- The moment an id was made, to the millisecond.

@@ -1,10 +1,9 @@
 -- Makes the daily partitions from yesterday to `days` ahead that are missing, each day's three together or not at all:
 -- retention drops them together. Each is built aside and attached, because attaching takes a lock that reads and writes
--- pass, where `create table … partition of` would stop them. But attaching reads the default partition under a lock that
--- stops whoever opens it, which is everybody whose query has no bounds, so it waits for that lock only briefly: a long
--- reader, such as pg_dump, would otherwise have them all wait behind it. A day that cannot be made is said in a warning and
--- costs no other day; its rows stand in the default partition, where everything works but that retention deletes them row
--- by row.
+-- pass, where `create table … partition of` would stop them. But it also locks the default partition, which every query without
+-- bounds on ids opens. A long reader, such as pg_dump, would hold up the attaching, and that all queries behind it, so it waits for
+-- this lock only briefly. A day that cannot be made is said in a warning and costs no other day; its rows stand in the default
+-- partition, where everything works but that retention deletes them row by row.
 create or replace function waybill.make_partitions(days int) returns void language plpgsql as $$
 declare
   kind text;

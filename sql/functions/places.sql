@@ -49,9 +49,9 @@ begin
   return true;
 end $$;
 
--- Who had read the clock before it was moved, and waited for that, has placed by it what would not be reached until the clock
--- is there again, months later, behind everybody else's. This brings it to where the clock is. No honest place is so far ahead
--- (1e7): that would be millions of one endpoint's deliveries. Answers how many jobs and endpoints were.
+-- Whoever read the clock before it was set back, and wrote afterwards, has placed jobs and endpoints months ahead of everybody
+-- else's. This brings them to where the clock is, and answers how many there were. No honest place is so far ahead (1e7): that would
+-- be millions of one endpoint's deliveries.
 create or replace function waybill.gather_strays() returns int language plpgsql as $$
 declare
   clock constant float8 := (select tag from waybill.queue_clock);

@@ -13,10 +13,11 @@
 -- The last columns are where the request stands in its rate window (a rate_limit of 0 means there is none); window_left is in
 -- seconds.
 --
--- A tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted last. Should
--- others have reached a limit in between, nothing is stored, and the batch is to run again (serialization_failure). Either
--- way the tables come before the counters' rows, and rows, as all other writers take them, in this order: idempotency_keys,
--- rate_windows, usage, deliveries, attempt_counts, endpoint_stats.
+-- A tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted last. If
+-- others have reached a limit in between, the batch fails with serialization_failure, stores nothing, and is to run again. Tables
+-- are locked before counters' rows, and rows in this order: idempotency_keys, rate_windows, the month's events (usage), deliveries,
+-- attempt_counts, endpoint_stats. Others keep to it but for two things: the month's attempts come last, and a release takes
+-- endpoints before the deliveries that they hold.
 --
 -- Elements are read by unnest, since a subscript walks a text array from its start. What is decided about each request is
 -- worked out only when a batch meets a limit.

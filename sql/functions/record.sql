@@ -49,7 +49,7 @@ begin
     select * from made
   ), counted as (
     insert into waybill.attempt_counts as c (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
-    select tenant_id, endpoint_id, date_trunc('hour', now()),
+    select tenant_id, endpoint_id, date_trunc('hour', now(), 'utc'),
       case when retry_state = 'succeeded' or status_code not between 200 and 299 then status_code else 0 end, count(*),
       count(*) filter (where attempt_number > 1), sum(duration_ms)
     from made group by 1, 2, 3, 4 order by 1, 2, 3, 4
@@ -91,9 +91,8 @@ begin
   from moved m join counted_endpoints s using (tenant_id, endpoint_id);
 end $$;
 
--- The deliveries' part of waybill.record, whose `finished` is null where all are. The insert never happens, since what is
--- recorded is there. But because of it the plan has to start from the given rows, so that it can be kept; that of an update
--- need not.
+-- The deliveries' part of waybill.record, whose `finished` is null where all are. A merge, although nothing is ever inserted:
+-- its plan has to start from the given rows, and so stays good when it is kept. That of an update might not.
 create or replace function waybill.move_deliveries(tenants text[], deliveries uuid[], fences text[], finished uuid[],
   attempt_numbers int[], recorded_attempts int[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[],
   next_attempts timestamptz[], started timestamptz[], status_codes smallint[], errors text[])
@@ -129,7 +128,7 @@ end $$;
 
 do $$
 begin
-  -- There a plan that is kept and merges gets ready to write to every day that there is.
+  -- Up to Postgres 17, a kept plan of a merge opens every day that there is for writing.
   if current_setting('server_version_num')::int < 180000 then
     alter function waybill.move_deliveries set plan_cache_mode = force_custom_plan;
   end if;

@@ -7,10 +7,9 @@
 --   breaker open   one, when a probe is due; the next is due after `lease`, unless the probe's outcome says otherwise
 --   half open      up to twice its ramp: as many as may be under way, and as many to follow them without a pause
 --   max_per_second as many as have a slot in the coming half second; each carries its slot
--- Where time is short, they come first in their tenant's turn, and among retries before all that wait: probes, what follows
--- them, slots, and the one delivery for which an ordered endpoint's others wait. At the end of their turn, behind up to 64
--- deliveries of every tenant with a backlog, slots would be over, and probes replaced unsent. At its head they still count
--- against their tenant's share.
+-- What is urgent goes to the front of its tenant's turn, and retries to the front of all retries: probes, what follows them,
+-- slots, and the one delivery for which an ordered endpoint's others wait. At the end of the turn, behind up to 64 deliveries of
+-- every tenant with a backlog, their time would be over. They still use up their tenant's share.
 create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval)
 returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
 set plan_cache_mode = force_custom_plan
@@ -20,8 +19,8 @@ declare
   picked record;
   jobs text;
 begin
-  -- Whoever has the tables for itself wants the counters next (waybill.rebase_queue).
-  lock table waybill.deliveries in row exclusive mode;
+  -- Before the counters' rows, as waybill.rebase_queue takes them.
+  lock table only waybill.deliveries in row exclusive mode;
   -- A statement of its own: the next ones must see what whoever had the locks before has released.
   perform from waybill.endpoint_stats s
   join unnest(tenants, endpoints) as a (tenant_id, endpoint_id) on s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id

@@ -1,8 +1,8 @@
 -- Settles the jobs of failed attempts as pg-boss has it: a retry, or when none is left, the dead letter queue. A fence is
 -- `job id:retry count`; where another worker has claimed the job meanwhile, nothing happens and nothing is answered. The
 -- receiver's Retry-After (`not_before`, seconds) may only make the backoff longer. Retries stand behind first attempts.
--- next_attempt_at is null where there is none: the failed job goes then, because those that are left are how the
--- dead-letter worker knows the deliveries whose worker was lost. It is planned anew each time and names the ids that it
+-- next_attempt_at is null where there is none: the failed job is deleted then, since the dead-letter worker takes each one that is left
+-- for a delivery whose worker was lost. It is planned anew each time and names the ids that it
 -- looks for, as the functions of give-back.sql do.
 create or replace function waybill.settle_failed(deliveries uuid[], fences text[], not_before int[])
 returns table (delivery_id uuid, next_attempt_at timestamptz) language plpgsql

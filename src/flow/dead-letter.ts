@@ -57,7 +57,7 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
         returning tenant_id, endpoint_id, attempt_number
       ), counted as (
         insert into waybill.attempt_counts as c (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
-        select tenant_id, endpoint_id, date_trunc('hour', now()), 0, count(*), count(*) filter (where attempt_number > 1), 0
+        select tenant_id, endpoint_id, date_trunc('hour', now(), 'utc'), 0, count(*), count(*) filter (where attempt_number > 1), 0
         from attempted group by tenant_id, endpoint_id order by tenant_id, endpoint_id
         on conflict (tenant_id, endpoint_id, hour, status_code) do update set
           attempts = c.attempts + excluded.attempts, retries = c.retries + excluded.retries

@@ -74,7 +74,7 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
             coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes
           from waybill.attempt_counts c
           where c.tenant_id = endpoints.tenant_id and c.endpoint_id = endpoints.endpoint_id
-            and c.hour > date_trunc('hour', now()) - ${WINDOW_HOURS} * interval '1 hour') w
+            and c.hour > date_trunc('hour', now(), 'utc') - ${WINDOW_HOURS} * interval '1 hour') w
         where endpoints.tenant_id = ${tenantId} and endpoints.endpoint_id = ${endpointId}`
       if (row === undefined) throw new AppError('endpoint_not_found')
       const successRate = row.attempts === 0 ? null : row.successes / row.attempts
