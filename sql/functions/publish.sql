@@ -39,49 +39,50 @@ declare
   -- A microsecond apart, so that the order within the batch is the order of the ids.
   moment_us constant bigint := extract(epoch from moment) * 1000000;
   ids constant uuid[] := array(select waybill.make_id(moment_us + i) from generate_subscripts(tenants, 1) i order by i);
-  -- Of each tenant in the batch: its requests and its limits, and what has been counted, with them as soon as they are.
-  whose text[];
-  asked int[];
+  -- Of each tenant in the batch: how many requests it has here, its limits, and what has been counted, with these as soon as they are.
+  batch_tenants text[];
+  request_counts int[];
   rates int[];
-  most_fanout int[];
-  most_events bigint[];
-  most_attempts bigint[];
-  attempts bigint[];
-  counts int[];
-  windows timestamptz[];
-  events bigint[];
-  -- Whether a limit is near, or has been reached for sure.
-  is_near boolean;
-  is_full boolean;
-  counted boolean;
+  max_fanout int[];
+  max_events bigint[];
+  max_attempts bigint[];
+  attempts_so_far bigint[];
+  rate_counts int[];
+  window_starts timestamptz[];
+  events_so_far bigint[];
+  -- Whether this batch may reach a limit, and whether one has been reached.
+  near_limit boolean;
+  over_limit boolean;
+  counted_early boolean;
   -- Null as long as nothing speaks against the request.
   outcomes text[] := array_fill(null::text, array[cardinality(tenants)]);
   verdicts text[];
   reasons jsonb[];
   taken int;
-  now_serving float8;
+  clock_tag float8;
   -- For each kind of event in the batch, each endpoint that it goes to.
-  to_tenants text[];
-  to_types text[];
-  to_endpoints uuid[];
-  to_held boolean[];
-  to_tags float8[];
-  to_steps float8[];
+  match_tenants text[];
+  match_types text[];
+  match_endpoints uuid[];
+  match_held boolean[];
+  match_tags float8[];
+  match_steps float8[];
   -- The deliveries.
-  their_items int[];
-  their_tenants text[];
-  their_ids uuid[];
-  their_endpoints uuid[];
-  their_held boolean[];
-  their_tags float8[];
-  their_steps float8[];
+  new_items int[];
+  new_tenants text[];
+  new_ids uuid[];
+  new_endpoints uuid[];
+  new_held boolean[];
+  new_tags float8[];
+  new_steps float8[];
 begin
   -- 1. Limits as they stand. Who is beyond its rate already needs no further look.
   select array_agg(tenant_id), array_agg(n), array_agg(rate), array_agg(fanout), array_agg(per_month), array_agg(attempts_per_month),
     array_agg(tried), array_agg(count), array_agg(window_start), array_agg(published),
     bool_or(rate > 0 and count + n > rate or published + n > per_month or tried >= attempts_per_month),
     bool_or(rate > 0 and count >= rate)
-  into whose, asked, rates, most_fanout, most_events, most_attempts, attempts, counts, windows, events, is_near, is_full
+  into batch_tenants, request_counts, rates, max_fanout, max_events, max_attempts, attempts_so_far, rate_counts, window_starts,
+    events_so_far, near_limit, over_limit
   from (
     select a.tenant_id, n, coalesce((l ->> 'events_write_rate')::int, (limits ->> 'rate')::int) as rate,
       coalesce((l ->> 'max_fanout_endpoints')::int, (limits ->> 'fanout')::int) as fanout,
@@ -99,21 +100,21 @@ begin
       from waybill.usage u where u.tenant_id = a.tenant_id and u.month = this_month offset 0
     ) m on true
   ) t;
-  if is_full or array_position(types, null) is not null then
+  if over_limit or array_position(types, null) is not null then
     select array_agg(case when rate > 0 and count >= rate then 'rate_limited' when event_type is null then 'counted' end order by i)
     into outcomes
     from unnest(tenants, types) with ordinality as u (tenant_id, event_type, i)
-    join unnest(whose, rates, counts) as w (tenant_id, rate, count) using (tenant_id);
+    join unnest(batch_tenants, rates, rate_counts) as w (tenant_id, rate, count) using (tenant_id);
   end if;
 
   -- 2. Idempotency keys. A concurrent batch with the same key is waited for; its event is visible afterwards.
-  with asked as (
+  with keyed as (
     select * from unnest(tenants, keys, ids, outcomes) as u (tenant_id, key, id, out) where key is not null and out is null
   ), claimed as (
-    insert into waybill.idempotency_keys (tenant_id, key, event_id) select tenant_id, key, id from asked order by tenant_id, key, id
+    insert into waybill.idempotency_keys (tenant_id, key, event_id) select tenant_id, key, id from keyed order by tenant_id, key, id
     on conflict do nothing returning 1
   )
-  select (select count(*) from asked) - (select count(*) from claimed) into taken;
+  select (select count(*) from keyed) - (select count(*) from claimed) into taken;
   if taken > 0 then
     select array_agg(
       case when out is null and u.key is not null and k.event_id is distinct from id then 'key_taken' else out end order by i)
@@ -136,7 +137,7 @@ begin
   select array_agg(k.tenant_id), array_agg(k.event_type), array_agg(e.endpoint_id),
     array_agg(coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null),
     array_agg(greatest(s.tag, clock.tag)), array_agg(k.step), max(clock.tag)
-  into to_tenants, to_types, to_endpoints, to_held, to_tags, to_steps, now_serving
+  into match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, clock_tag
   from (select * from kinds join turns using (tenant_id)) k
   cross join lateral (
     select * from waybill.endpoints e
@@ -149,16 +150,16 @@ begin
 
   -- 4. Where something may be refused, and where the endpoints' rows are wanted early, count now; then take back what has been counted
   -- against the month for what is refused.
-  if cardinality(to_endpoints) > any(most_fanout) then
-    is_near := true;
+  if cardinality(match_endpoints) > any(max_fanout) then
+    near_limit := true;
   end if;
-  counted := is_near or coalesce(to_held @> array[true], false);
-  if counted then
+  counted_early := near_limit or coalesce(match_held @> array[true], false);
+  if counted_early then
     -- Before the rows, as where they come last: who waits for these tables for itself has others wait behind it.
     lock table only waybill.events, only waybill.deliveries in row exclusive mode;
     with tallied as (
       insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
-      select tenant_id, 'events:write', this_window, n from unnest(whose, asked, rates) as a (tenant_id, n, rate)
+      select tenant_id, 'events:write', this_window, n from unnest(batch_tenants, request_counts, rates) as a (tenant_id, n, rate)
       where rate > 0 order by tenant_id
       on conflict (tenant_id, action) do update set
         count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
@@ -175,33 +176,33 @@ begin
     )
     select array_agg(coalesce(t.count, 0) order by tenant_id), array_agg(coalesce(t.window_start, this_window) order by tenant_id),
       array_agg(coalesce(u.count, 0) order by tenant_id)
-    into counts, windows, events
-    from unnest(whose) as w (tenant_id) left join tallied t using (tenant_id) left join used u using (tenant_id);
+    into rate_counts, window_starts, events_so_far
+    from unnest(batch_tenants) as w (tenant_id) left join tallied t using (tenant_id) left join used u using (tenant_id);
 
     with matched as (
-      select tenant_id, event_type, count(*) as fanout from unnest(to_tenants, to_types) as u (tenant_id, event_type)
+      select tenant_id, event_type, count(*) as fanout from unnest(match_tenants, match_types) as u (tenant_id, event_type)
       group by tenant_id, event_type
     ), sized as (
-      select i, tenant_id, out, coalesce(fanout, 0) as fanout, most_fanout, tried, most_attempts, most_events,
+      select i, tenant_id, out, coalesce(fanout, 0) as fanout, max_fanout, tried, max_attempts, max_events,
         rate > 0 and w.count - n + row_number() over (partition by tenant_id order by i) > rate as is_late,
         published - count(*) filter (where out is null) over (partition by tenant_id) as before
       from unnest(tenants, types, outcomes) with ordinality as u (tenant_id, event_type, out, i)
-      join unnest(whose, asked, rates, counts, most_fanout, attempts, most_attempts, events, most_events)
-        as w (tenant_id, n, rate, count, most_fanout, tried, most_attempts, published, most_events) using (tenant_id)
+      join unnest(batch_tenants, request_counts, rates, rate_counts, max_fanout, attempts_so_far, max_attempts, events_so_far,
+          max_events) as w (tenant_id, n, rate, count, max_fanout, tried, max_attempts, published, max_events) using (tenant_id)
       left join matched using (tenant_id, event_type)
     ), placed as (
       select *, row_number() over (
-        partition by tenant_id, out is null and not is_late and fanout <= most_fanout and tried < most_attempts order by i) as nth
+        partition by tenant_id, out is null and not is_late and fanout <= max_fanout and tried < max_attempts order by i) as nth
       from sized
     ), judged as (
       select i, case
           when is_late then array['rate_limited', null]
           when out is not null then array[out, null]
-          when fanout > most_fanout then array['fanout', jsonb_build_object('limit', most_fanout, 'current', fanout)::text]
-          when tried >= most_attempts then array['monthly_attempts',
-            jsonb_build_object('limit', most_attempts, 'current', tried, 'month', this_month)::text]
-          when before + nth > most_events then array['monthly_events', jsonb_build_object('limit', most_events,
-            'current', greatest(before, least(before + nth - 1, most_events)), 'month', this_month)::text] end as verdict
+          when fanout > max_fanout then array['fanout', jsonb_build_object('limit', max_fanout, 'current', fanout)::text]
+          when tried >= max_attempts then array['monthly_attempts',
+            jsonb_build_object('limit', max_attempts, 'current', tried, 'month', this_month)::text]
+          when before + nth > max_events then array['monthly_events', jsonb_build_object('limit', max_events,
+            'current', greatest(before, least(before + nth - 1, max_events)), 'month', this_month)::text] end as verdict
       from placed
     )
     select array_agg(verdict[1] order by i), array_agg(verdict[2]::jsonb order by i) into verdicts, reasons from judged;
@@ -216,15 +217,16 @@ begin
 
   -- 5. What is to be held is checked again with the endpoints locked: their held deliveries may have been released by now. Otherwise
   -- each batch of a busy tenant would find what the one before has held, though it is released all the time.
-  if to_held @> array[true] then
+  if match_held @> array[true] then
     -- All of them, or those that follow would be locked out of order when they are counted.
     perform from waybill.endpoint_stats s
-    join unnest(to_tenants, to_endpoints) as m (tenant_id, endpoint_id) on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
+    join unnest(match_tenants, match_endpoints) as m (tenant_id, endpoint_id)
+      on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
     order by s.tenant_id, s.endpoint_id for no key update of s;
     select array_agg(
       m.held and (coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null) order by i)
-    into to_held
-    from unnest(to_tenants, to_endpoints, to_held) with ordinality as m (tenant_id, endpoint_id, held, i)
+    into match_held
+    from unnest(match_tenants, match_endpoints, match_held) with ordinality as m (tenant_id, endpoint_id, held, i)
     left join lateral (
       select * from waybill.endpoints e where e.tenant_id = m.tenant_id and e.endpoint_id = m.endpoint_id offset 0
     ) e on true
@@ -237,14 +239,14 @@ begin
   insert into waybill.events (tenant_id, event_id, event_type, payload, idempotency_key, delivery_count)
   select tenant_id, id, event_type, payload, key, coalesce(m.fanout, 0)
   from unnest(tenants, ids, types, payloads, keys, outcomes) as u (tenant_id, id, event_type, payload, key, out)
-  left join (select tenant_id, event_type, count(*)::int as fanout from unnest(to_tenants, to_types) as u (tenant_id, event_type)
+  left join (select tenant_id, event_type, count(*)::int as fanout from unnest(match_tenants, match_types) as u (tenant_id, event_type)
              group by tenant_id, event_type) m using (tenant_id, event_type)
   where out is null;
   with due as materialized (
     select i::int as i, tenant_id, id as event_id, event_type, endpoint_id, held, waybill.make_delivery_id(id) as delivery_id,
       tag + step * row_number() over (partition by tenant_id, endpoint_id order by i) as tag, step
     from unnest(tenants, ids, types, outcomes) with ordinality as u (tenant_id, id, event_type, out, i)
-    join unnest(to_tenants, to_types, to_endpoints, to_held, to_tags, to_steps)
+    join unnest(match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps)
       as m (tenant_id, event_type, endpoint_id, held, tag, step)
       using (tenant_id, event_type)
     where out is null
@@ -254,21 +256,21 @@ begin
   )
   select array_agg(i), array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(held), array_agg(tag),
     array_agg(step)
-  into their_items, their_tenants, their_ids, their_endpoints, their_held, their_tags, their_steps from due;
+  into new_items, new_tenants, new_ids, new_endpoints, new_held, new_tags, new_steps from due;
 
   -- 7. Queue what is not held. One notification a batch, since it takes a global lock at commit.
-  if their_held @> array[false] then
-    perform waybill.enqueue_new(their_tenants, their_ids, their_tags, their_held);
+  if new_held @> array[false] then
+    perform waybill.enqueue_new(new_tenants, new_ids, new_tags, new_held);
     perform pg_notify('waybill_due', '');
   end if;
-  if their_held @> array[true] then perform pg_notify('waybill_held', ''); end if;
+  if new_held @> array[true] then perform pg_notify('waybill_held', ''); end if;
 
   -- 8. Count what has not been counted, and the deliveries, tenants' rows before the endpoints': from here on other batches of the same
   -- tenants wait. An endpoint's tag moves on by what has been queued for it here, also where another batch has queued at the same tags.
   with tallied as (
     insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
-    select tenant_id, 'events:write', this_window, n from unnest(whose, asked, rates) as a (tenant_id, n, rate)
-    where rate > 0 and not counted order by tenant_id
+    select tenant_id, 'events:write', this_window, n from unnest(batch_tenants, request_counts, rates) as a (tenant_id, n, rate)
+    where rate > 0 and not counted_early order by tenant_id
     on conflict (tenant_id, action) do update set
       count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
       window_start = greatest(w.window_start, excluded.window_start)
@@ -277,26 +279,26 @@ begin
     insert into waybill.usage as u (tenant_id, month, metric, count)
     select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
     cross join (select count(*) from tallied) before
-    where out is null and not counted group by tenant_id order by tenant_id
+    where out is null and not counted_early group by tenant_id order by tenant_id
     on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
     returning tenant_id, count
   ), noted as (
     insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, tag)
     select d.tenant_id, d.endpoint_id, count(*), count(*) filter (where d.held),
-      coalesce(now_serving + sum(d.step) filter (where not d.held), 0)
-    from unnest(their_tenants, their_endpoints, their_held, their_steps) as d (tenant_id, endpoint_id, held, step)
+      coalesce(clock_tag + sum(d.step) filter (where not d.held), 0)
+    from unnest(new_tenants, new_endpoints, new_held, new_steps) as d (tenant_id, endpoint_id, held, step)
     cross join (select count(*) from used) before
     group by d.tenant_id, d.endpoint_id order by d.tenant_id, d.endpoint_id
     on conflict (tenant_id, endpoint_id) do update set
       pending = s.pending + excluded.pending, held = s.held + excluded.held,
-      tag = case when excluded.tag > 0 then greatest(s.tag, now_serving) + excluded.tag - now_serving else s.tag end
+      tag = case when excluded.tag > 0 then greatest(s.tag, clock_tag) + excluded.tag - clock_tag else s.tag end
   )
   select array_agg(coalesce(t.count, w.count) order by tenant_id),
     array_agg(coalesce(t.window_start, w.window_start) order by tenant_id), bool_or(t.count > rate or u.count > most)
-  into counts, windows, is_full
-  from unnest(whose, rates, counts, windows, most_events) as w (tenant_id, rate, count, window_start, most)
+  into rate_counts, window_starts, over_limit
+  from unnest(batch_tenants, rates, rate_counts, window_starts, max_events) as w (tenant_id, rate, count, window_start, most)
   left join tallied t using (tenant_id) left join used u using (tenant_id);
-  if is_full then
+  if over_limit then
     raise serialization_failure using message = 'others have reached a limit meanwhile';
   end if;
 
@@ -305,28 +307,28 @@ begin
     return query
     select i::int, coalesce(out, 'accepted'), id, case when out is null then coalesce(d.ids, '{}') end, reason,
       null::boolean, null::text, null::text,
-      rates[w], case when rates[w] > 0 then counts[w] - asked[w] + nth else 0 end::int, windows[w],
-      ceil(extract(epoch from windows[w] + window_length - moment))::int
+      rates[w], case when rates[w] > 0 then rate_counts[w] - request_counts[w] + nth else 0 end::int, window_starts[w],
+      ceil(extract(epoch from window_starts[w] + window_length - moment))::int
     from (
-      select *, array_position(whose, tenant_id) as w, row_number() over (partition by tenant_id order by i) as nth
+      select *, array_position(batch_tenants, tenant_id) as w, row_number() over (partition by tenant_id order by i) as nth
       from unnest(tenants, outcomes, ids, reasons) with ordinality as u (tenant_id, out, id, reason, i)
     ) u
-    left join (select i, array_agg(id order by id) as ids from unnest(their_items, their_ids) as d (i, id) group by i) d using (i)
+    left join (select i, array_agg(id order by id) as ids from unnest(new_items, new_ids) as d (i, id) group by i) d using (i)
     order by i;
     return;
   end if;
   return query
   select i::int, case when out = 'key_taken' and o.event_id is null then 'try_again' else coalesce(out, 'accepted') end,
     coalesce(o.event_id, id),
-    case when out is null then array(select d.id from unnest(their_items, their_ids) as d (i, id) where d.i = u.i order by 1)
+    case when out is null then array(select d.id from unnest(new_items, new_ids) as d (i, id) where d.i = u.i order by 1)
          when o.event_id is not null then array(select d.delivery_id from waybill.deliveries d
            where d.tenant_id = u.tenant_id and d.event_id = o.event_id
              and d.delivery_id between waybill.first_delivery_id(o.event_id) and waybill.last_delivery_id(o.event_id) order by 1) end,
     reason, o.same_text, case when not o.same_text then o.event_type end, case when not o.same_text then o.payload end,
-    rates[w], case when rates[w] > 0 then counts[w] - asked[w] + nth else 0 end::int, windows[w],
-    ceil(extract(epoch from windows[w] + window_length - moment))::int
+    rates[w], case when rates[w] > 0 then rate_counts[w] - request_counts[w] + nth else 0 end::int, window_starts[w],
+    ceil(extract(epoch from window_starts[w] + window_length - moment))::int
   from (
-    select *, array_position(whose, tenant_id) as w, row_number() over (partition by tenant_id order by i) as nth
+    select *, array_position(batch_tenants, tenant_id) as w, row_number() over (partition by tenant_id order by i) as nth
     from unnest(tenants, types, payloads, keys, outcomes, ids, reasons) with ordinality
       as u (tenant_id, event_type, payload, key, out, id, reason, i)
   ) u
