@@ -152,6 +152,18 @@ test('a refused publish does not use its key up', async () => {
   assert.equal((await publish(tenant, 'k', '{"n":2}')).status, 202)
 })
 
+for (const limits of [{ max_fanout_endpoints: 0 }, { monthly_events: 0 }, { monthly_attempts: 0 }])
+  test(`20 publishes at once with one key are all refused alike by ${Object.keys(limits)}`, async () => {
+    const tenant = await createTenant(service, { limits })
+    await tenant.createEndpoint(receiver.url())
+    const replies = byStatus(await Promise.all(Array.from({ length: 20 }, () => publish(tenant, 'k', '{"n":1}'))))
+    assert.deepEqual(
+      Object.entries(replies).map(([status, { count }]) => [status, count]),
+      [['429', 20]],
+    )
+    assert.deepEqual(await eventsOf(tenant), { events: 0, deliveries: 0, jobs: 0 })
+  })
+
 test('a key whose event is gone makes a new event, once, and each request is counted once', async () => {
   const tenant = await start()
   const first = await publish(tenant, 'k', '{"n":1}')

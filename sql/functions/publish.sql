@@ -8,7 +8,8 @@
 --   counted           a null type, within the rate limit
 --   key_taken         event_id is the event that has the key; same_text tells whether it is the same text,
 --                     else original_type and original_payload are for comparing as JSON
---   try_again         lost its key to a request that was then refused: publish it again
+--   try_again         what had its key is gone (refused in this batch, or removed by retention), or the full window that it met
+--                     has ended: publish it again
 --   rate_limited, fanout, monthly_events, monthly_attempts    refused; details say why
 -- The last columns are where the request stands in its rate window (a rate_limit of 0 means there is none); window_left is in
 -- seconds.
@@ -197,6 +198,8 @@ begin
     ), judged as (
       select i, case
           when is_late then array['rate_limited', null]
+          -- The window that was full has ended meanwhile.
+          when out = 'rate_limited' then array['try_again', null]
           when out is not null then array[out, null]
           when fanout > max_fanout then array['fanout', jsonb_build_object('limit', max_fanout, 'current', fanout)::text]
           when tried >= max_attempts then array['monthly_attempts',
@@ -318,13 +321,14 @@ begin
     return;
   end if;
   return query
-  select i::int, case when out = 'key_taken' and o.event_id is null then 'try_again' else coalesce(out, 'accepted') end,
+  select i::int,
+    case when out = 'key_taken' and o.event_id is null then coalesce(r.outcome, 'try_again') else coalesce(out, 'accepted') end,
     coalesce(o.event_id, id),
     case when out is null then array(select d.id from unnest(new_items, new_ids) as d (i, id) where d.i = u.i order by 1)
          when o.event_id is not null then array(select d.delivery_id from waybill.deliveries d
            where d.tenant_id = u.tenant_id and d.event_id = o.event_id
              and d.delivery_id between waybill.first_delivery_id(o.event_id) and waybill.last_delivery_id(o.event_id) order by 1) end,
-    reason, o.same_text, case when not o.same_text then o.event_type end, case when not o.same_text then o.payload end,
+    coalesce(u.reason, r.reason), o.same_text, case when not o.same_text then o.event_type end, case when not o.same_text then o.payload end,
     rates[w], case when rates[w] > 0 then rate_counts[w] - request_counts[w] + nth else 0 end::int, window_starts[w],
     ceil(extract(epoch from window_starts[w] + window_length - moment))::int
   from (
@@ -338,5 +342,11 @@ begin
     cross join lateral (select * from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id offset 0) e
     where out = 'key_taken' and k.tenant_id = u.tenant_id and k.key = u.key
   ) o on true
+  -- What lost its key to a request of this batch that was then refused is refused as well, if it is of the same type.
+  left join lateral (
+    select r.outcome, r.reason from unnest(tenants, types, keys, outcomes, reasons) as r (tenant_id, event_type, key, outcome, reason)
+    where out = 'key_taken' and r.tenant_id = u.tenant_id and r.event_type = u.event_type and r.key = u.key
+      and r.outcome <> 'key_taken' limit 1
+  ) r on true
   order by i;
 end $$;

@@ -122,7 +122,6 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     await pool`
       delete from waybill.idempotency_keys k where tenant_id = ${request.tenantId} and key = ${eventOf(request)?.idempotencyKey ?? null}
         and not exists (select from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id)`
-    // Not in one transaction: a batch locks these rows in the opposite order.
     await uncount(request, row)
   }
 
@@ -136,7 +135,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     if (event === null || event.type !== row.original_type) return false
     // The largest count as half, so that two tenants can have one each.
     const bytes = Math.min(event.payload.length + (row.original_bytes ?? 0), COMPARED_BYTES / 2)
-    return await room.hold(tenantId, bytes, async () => {
+    return await room.run(tenantId, bytes, async () => {
       const [original] = await pool<{ payload: string }[]>`
         select payload from waybill.events where tenant_id = ${tenantId} and event_id = ${row.event_id}`
       return original ? isSameJson(event.payload, original.payload) : null

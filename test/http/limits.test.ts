@@ -47,6 +47,16 @@ const QUOTAS = {
 }
 const quotas = await twoProcesses({ after }, QUOTAS)
 
+// A window of a day: no test crosses its end by chance, except at midnight UTC.
+const RATES = {
+  RATE_LIMIT_WINDOW_SECONDS: '86400',
+  RATE_LIMIT_EVENTS_WRITE: '5',
+  RATE_LIMIT_ENDPOINTS_WRITE: '5',
+  RATE_LIMIT_DELIVERIES_REPLAY: '5',
+  RATE_LIMIT_READ: '5',
+}
+const rates = await twoProcesses({ after }, RATES)
+
 describe('a quota lets exactly as much through as it says, with 100 requests at once to two processes', () => {
   for (const [how, limit, limits] of [
     ['the service’s limit', 3, undefined],
@@ -148,16 +158,6 @@ describe('a quota lets exactly as much through as it says, with 100 requests at 
     assert.equal(usage.events_count, 100)
   })
 })
-
-// A window of a day: no test crosses its end by chance, except at midnight UTC.
-const RATES = {
-  RATE_LIMIT_WINDOW_SECONDS: '86400',
-  RATE_LIMIT_EVENTS_WRITE: '5',
-  RATE_LIMIT_ENDPOINTS_WRITE: '5',
-  RATE_LIMIT_DELIVERIES_REPLAY: '5',
-  RATE_LIMIT_READ: '5',
-}
-const rates = await twoProcesses({ after }, RATES)
 
 describe('a rate limit lets exactly as much through as it says, with 100 requests at once to two processes', () => {
   const unknown = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
@@ -280,6 +280,27 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
       assert.deepEqual({ ...counted }, { requests: 3, events: 2, stored: 2 })
     })
   }
+
+  test('a publish that finds the window full is accepted if the window has ended before it is counted', async () => {
+    const { sql } = rates.database
+    const { tenant, call } = await rates.newTenant({ events_write_rate: 2 })
+    for (const status of [202, 202, 429]) assert.equal((await publish(call)).status, status)
+    // It has read that the window is full, and waits to be counted.
+    let publishing: Promise<Reply> | undefined
+    await sql.begin(async (holder) => {
+      await holder`select from waybill.rate_windows where tenant_id = ${tenant.tenantId} for update`
+      publishing = publish(call)
+      const waits = () =>
+        sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+      await waitFor(async () => (await waits()).length === 1)
+      // The next window, in which another process has counted one.
+      await holder`
+        update waybill.rate_windows set window_start = window_start + interval '1 day', count = 1 where tenant_id = ${tenant.tenantId}`
+    })
+    assert.equal((await publishing!).status, 202)
+    const [counted] = await sql`select count from waybill.rate_windows where tenant_id = ${tenant.tenantId}`
+    assert.deepEqual({ ...counted }, { count: 2 })
+  })
 
   test('a tenant that is created by several at once is created, for each of them', async () => {
     const { admin } = await rates.newTenant()
