@@ -1,5 +1,11 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { openDb } from '../src/db.ts'
+import { createClaim } from '../src/flow/claim.ts'
+import { takeDeadLetters } from '../src/flow/dead-letter.ts'
+import { createLog } from '../src/log.ts'
+import { createBoss } from '../src/queue.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -27,4 +33,36 @@ test('replays of a delivery that is locked keep one connection, and nobody who p
   // On a slow machine the lock was held for longer than they have.
   for (const { status } of await Promise.all(replays)) assert.ok(status === 202 || status === 500, `${status}`)
   assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202)
+})
+
+test('dead letters are taken although a replay of one of them and their taking wait for each other', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/hook')
+  for (let nth = 0; nth < 3; nth++) await tenant.publish()
+  const log = createLog('silent')
+  const pool = openDb(url, { log, name: 'test', max: 2 })
+  cleanUp(t, () => pool.end())
+  const boss = createBoss(url, log)
+  await boss.start()
+  cleanUp(t, () => boss.stop({ graceful: false }))
+  const { send: lost } = await createClaim(pool, 1000)({ kind: 'first', thorough: true, max: 10 })
+  await sql`update pgboss.job set retry_limit = 0 where name = 'deliveries'`
+  const jobs = lost.map(({ job }) => job)
+  await boss.fail('deliveries', jobs as unknown as string[])
+
+  let taking: Promise<number> | undefined
+  const waits = () => sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+  // What a replay does: it locks the delivery, then removes the failed job, which by then is locked by who takes it.
+  const replaying = sql.begin(async (replay) => {
+    await replay`select from waybill.deliveries where delivery_id = ${lost[1]!.deliveryId} for update`
+    taking = takeDeadLetters(pool, boss, log)
+    await waitFor(async () => (await waits()).length > 0, { what: 'the taking to wait' })
+    await replay`delete from pgboss.job where name = 'deliveries' and id = ${lost[1]!.deliveryId} and state = 'failed'`
+  })
+  // Postgres ends one of the two.
+  const [replayed] = await Promise.allSettled([replaying])
+  await taking
+  const dead = await sql`select from waybill.deliveries where dead_letter_reason = 'worker_lost'`
+  assert.equal(dead.length, replayed.status === 'fulfilled' ? 2 : 3)
 })

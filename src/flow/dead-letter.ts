@@ -1,5 +1,5 @@
 import type { PgBoss } from 'pg-boss'
-import type { Db, Pool } from '../db.ts'
+import { type Db, type Pool, transact } from '../db.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
 
@@ -34,7 +34,7 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
   const deliveries = jobs.map((job) => job.data.delivery_id ?? job.sourceId ?? job.id)
   const sorted = deliveries.toSorted()
   const within = pool`d.delivery_id between waybill.first_delivery_id(${sorted[0] as string}) and waybill.last_delivery_id(${sorted.at(-1) as string})`
-  const lines = await pool.begin(async (sql) => {
+  const lines = await transact(pool, async (sql) => {
     await sql`
       with failed as (
         delete from pgboss.job where name = ${DELIVERIES} and id = any(${deliveries}::uuid[]) and state = 'failed'
