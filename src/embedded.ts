@@ -165,7 +165,8 @@ async function readKeys(file: string): Promise<Keys> {
     encryptionKey: randomBytes(32).toString('base64'),
     databasePassword: randomBytes(24).toString('base64url'),
   }
-  await writeFile(file, JSON.stringify(keys), { mode: 0o600 })
+  await writeFile(`${file}.new`, JSON.stringify(keys), { mode: 0o600 })
+  await rename(`${file}.new`, file)
   return keys
 }
 

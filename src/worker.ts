@@ -191,7 +191,7 @@ export async function startWorker(deps: {
       return false
     },
   })
-  const takingBack = startTakingBack({ pool: claims, boss, wake: deliveries.wake, log })
+  const takingBack = startTakingBack({ pool: claims, boss, wake: () => deliveries.wake(true), log })
   const touching = setInterval(() => {
     const jobs = inHand.all().map(({ job }) => job)
     if (jobs.length === 0) return
