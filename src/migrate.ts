@@ -85,7 +85,7 @@ async function hasFunctions(sql: Db, { version, checksum }: Functions): Promise<
  * the version before may start again, and must not put back its own. So a release whose functions differ needs a version of its
  * own. Answers with their version, or null where nothing was to be done.
  *
- * Where \`create or replace\` would be refused, because a function takes or returns something else than before, its file drops the
+ * Where `create or replace` would be refused, because a function takes or returns something else than before, its file drops the
  * old one first: whoever still calls it waits for the new one, or goes without any until it is replaced itself.
  */
 async function putFunctions(sql: Db): Promise<string | null> {

@@ -37,26 +37,24 @@ const NEVER_HANGING = {
 }
 
 /**
- * pg-boss on connections of its own: it runs multi-statement transactions, which our driver refuses on a pool.
- * `work`: this process runs supervision (which requeues orphans) and cron; otherwise it only makes calls.
+ * pg-boss on connections of its own: it runs multi-statement transactions, which our driver refuses on a pool. Once started it
+ * supervises its queues, and runs what is scheduled.
  */
-export function createBoss(url: string, options: { log: Log; work: boolean }): PgBoss {
+export function createBoss(url: string, log: Log): PgBoss {
   const boss = new PgBoss({
     connectionString: url,
     ...NEVER_HANGING,
     application_name: 'waybill queue',
     max: 2,
     migrate: false,
-    supervise: options.work,
-    schedule: options.work,
     // Supervision reads the whole table, however large the backlog. What must be quick is done elsewhere (flow/take-back.ts).
     superviseIntervalSeconds: SUPERVISE_SECONDS,
     monitorIntervalSeconds: SUPERVISE_SECONDS,
     // Never: our own metrics say it better.
     warningQueueSize: 1_000_000_000,
   })
-  boss.on('error', (error) => options.log.error({ err: error }, 'queue.error'))
-  boss.on('warning', (warning) => options.log.warn({ warning: warning.message }, 'queue.warning'))
+  boss.on('error', (error) => log.error({ err: error }, 'queue.error'))
+  boss.on('warning', (warning) => log.warn({ warning: warning.message }, 'queue.warning'))
   return boss
 }
 

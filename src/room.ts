@@ -3,7 +3,7 @@ export type Room = {
    * Runs `work` once there is room for its `amount`, first come, first served. Throws `refusal()` if too many wait already or
    * it has waited too long, and the signal's reason if `signal` aborts while it waits.
    */
-  hold<Result>(tenantId: string, amount: number, work: () => Promise<Result>, signal?: AbortSignal): Promise<Result>
+  run<Result>(tenantId: string, amount: number, work: () => Promise<Result>, signal?: AbortSignal): Promise<Result>
 }
 
 /**
@@ -87,7 +87,7 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
   }
 
   return {
-    async hold(tenantId, amount, work, signal) {
+    async run(tenantId, amount, work, signal) {
       signal?.throwIfAborted()
       if (waiting.length === 0 && !isFull(amount) && hasShare(tenantId, amount)) take(tenantId, amount)
       else await waitFor(tenantId, amount, signal)

@@ -118,7 +118,7 @@ export async function startService(options: {
     const upkeep = open(' upkeep', UPKEEP)
     const claims = open(' claims', { max: 1, claims: true })
     await learnTypes(upkeep, claims)
-    const boss = createBoss(database.url, { log, work: true })
+    const boss = createBoss(database.url, log)
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
     // The process that migrated may have had other settings.

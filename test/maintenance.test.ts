@@ -10,7 +10,7 @@ const SCHEDULED = ['partitions', 'queue_clock', 'retention']
 
 /** Has the worker do the scheduled work now. */
 async function makeDue(url: string, names: string[]): Promise<void> {
-  const boss = createBoss(url, { log: createLog('silent'), work: false })
+  const boss = createBoss(url, createLog('silent'))
   await boss.start()
   for (const name of names) await boss.send(name)
   await boss.stop({ graceful: false })

@@ -20,7 +20,7 @@ function openRoom(maxWaitMs = 60_000) {
   const entered: string[] = []
   const ends = new Map<string, () => void>()
   const hold = (name: string, tenantId: string, bytes: number, signal?: AbortSignal) =>
-    room.hold(
+    room.run(
       tenantId,
       bytes,
       () => {

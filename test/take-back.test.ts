@@ -117,7 +117,7 @@ for (const [lapsed, current] of [
     await publishMany(sql, tenant.tenantId, 3)
     const log = createLog('warn')
     const pool = openDb(url, { log, name: 'test', max: 2 })
-    const boss = createBoss(url, { log, work: false })
+    const boss = createBoss(url, log)
     cleanUp(t, () => pool.end())
     await boss.start()
     cleanUp(t, () => boss.stop({ graceful: false }))

@@ -15,7 +15,7 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bit
 as $$
 #variable_conflict use_column
 declare
-  last_first constant int := waybill.first_retry() + 1;
+  first_retry constant int := waybill.first_retry();
   tenants text[];
   ids uuid[];
   -- What the partitions that they are in are found by.
@@ -28,8 +28,8 @@ declare
   top int;
 begin
   select case
-      when thorough then case when retries then last_first - 1 else 2147483647 end
-      when retries then least(last_first - 1, greatest(old_retry, waybill.retry_priority(now())))
+      when thorough then case when retries then first_retry else 2147483647 end
+      when retries then least(first_retry, greatest(old_retry, waybill.retry_priority(now())))
       -- The clock itself may have been set back (waybill.rebase_queue).
       else -floor(least(old_tag, tag))::int
     end
@@ -37,7 +37,7 @@ begin
   select array_agg(data ->> 'tenant_id' order by id), array_agg(id order by id), array_agg(retry_count order by id),
     array_agg((data ->> 'slot')::float8 order by id), max((data ->> 'tag')::float8), min(priority)
   into tenants, ids, tries, slots, newest, lowest
-  from waybill.fetch_due(case when retries then waybill.retry_priority(now()) else last_first end, top, most);
+  from waybill.fetch_due(case when retries then waybill.retry_priority(now()) else first_retry + 1 end, top, most);
   if ids is null then return; end if;
   first_id := waybill.first_delivery_id(ids[1]);
   last_id := waybill.last_delivery_id(ids[cardinality(ids)]);

@@ -1,7 +1,7 @@
 -- Records attempts and answers how each endpoint stands afterwards, and which deliveries' claims still held (`settled`). A
 -- fence is `job id:retry count`: that job is finished here, and where another worker has claimed it meanwhile, nothing of
 -- the attempt is stored. Without one the caller has settled the job. started_at is null where the quota forbade the attempt.
--- `next_attempts` and the lists after `reasons` are null where there is nothing to tell.
+-- `reasons`, `next_attempts`, `errors` and `error_messages` are null as a whole where no attempt has one.
 create or replace function waybill.record(tenants text[], deliveries uuid[], fences text[], endpoints uuid[], urls text[],
   attempt_numbers int[], recorded_attempts int[], old_statuses waybill.delivery_status[], statuses waybill.delivery_status[],
   reasons waybill.dead_letter_reason[], next_attempts timestamptz[], started timestamptz[], durations_ms int[],

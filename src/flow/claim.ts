@@ -36,7 +36,7 @@ export type Claim = {
 }
 
 /** `freeSlot` is null while it has no slot. `isAnswered`: its request is over, its slot free, and its record not stored yet. */
-type Hand = { place: Place<ClaimedJob>; takeSlot: () => () => void; freeSlot: (() => void) | null; isAnswered: boolean }
+type Hand = { place: Place<ClaimedJob>; occupy: () => () => void; freeSlot: (() => void) | null; isAnswered: boolean }
 
 /** What it takes to put a claimed job away. */
 export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'hand'>

@@ -41,7 +41,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
   function takeSlot({ hand }: ClaimedJob): void {
     if (hand?.freeSlot !== null) return
-    hand.freeSlot = hand.takeSlot()
+    hand.freeSlot = hand.occupy()
     waiting--
   }
 
@@ -66,8 +66,8 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
   return {
     /** Takes a claim in hand, without a slot: `takeSlot` gives it one. */
-    take(claim: ClaimedJob, takeSlot: () => () => void): void {
-      claim.hand = { place: kept.join(claim), takeSlot, freeSlot: null, isAnswered: false }
+    take(claim: ClaimedJob, occupy: () => () => void): void {
+      claim.hand = { place: kept.join(claim), occupy, freeSlot: null, isAnswered: false }
       waiting++
     },
 

@@ -48,12 +48,8 @@ export type Lanes = {
   isRoomy(endpointId: string): boolean
   /** How many attempts the endpoint finishes in half a second, as far as is known. */
   pace(endpointId: string): number
-  /** How many more slots the tenant's endpoints that are not known to be quick may take together. */
-  spare(tenantId: string): number
   /** How many of the endpoint's deliveries are started, waiting or arriving. */
   busy(endpointId: string): number
-  /** The endpoint's room: how many of its deliveries this process can start at once, or finish in half a second. */
-  room(endpointId: string): number
 }
 
 /**
@@ -146,6 +142,7 @@ export function createLanes({
   /** How many may be under way at once. */
   const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
 
+  /** How many deliveries this process can start at once, or finish in half a second. */
   const roomOf = (lane: Lane, now: number) => Math.max(limitOf(lane, now), paceOf(lane, now))
 
   const isRoomy = (lane: Lane, now: number) => inHand(lane, now) <= roomOf(lane, now) / 2
@@ -234,11 +231,9 @@ export function createLanes({
     },
     isRoomy: (endpointId) => isRoomy(laneOf(endpointId), clock()),
     pace: (endpointId) => paceOf(laneOf(endpointId), clock()),
-    spare: (tenantId) => spareOf(tenantId, clock()),
     busy(endpointId) {
       const lane = lanes.get(endpointId)
       return lane === undefined ? 0 : inHand(lane, clock())
     },
-    room: (endpointId) => roomOf(laneOf(endpointId), clock()),
   }
 }

@@ -59,7 +59,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
 
   const loadInTurn = (claim: Claim) =>
     insist(
-      () => loads.hold(claim.tenantId, 1, () => load(claim), closing),
+      () => loads.run(claim.tenantId, 1, () => load(claim), closing),
       (error) => log.warn({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'payload.waiting'),
       { forMs: LOAD_PATIENCE_MS, signal: closing },
     ).catch((error: unknown) => {
@@ -70,7 +70,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
   return async (claim, work) => {
     const { payload } = claim
     if (payload !== null) return await work(claim, payload)
-    return await room.hold(
+    return await room.run(
       claim.tenantId,
       claim.payloadBytes,
       async () => {

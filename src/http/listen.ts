@@ -9,7 +9,7 @@ import type { App } from './route.ts'
 export type Listening = {
   port: number
   /**
-   * Takes no new connections, answers what is under way, then closes. Clients that have not sent a whole request within a second,
+   * Takes no new connections, answers what is under way, then closes. Clients that have not sent a whole request within three seconds,
    * or not read their answer within `graceMs`, are cut off.
    */
   close: (graceMs: number) => Promise<void>
@@ -26,7 +26,7 @@ const UNREAD_MS = 30_000
 /** How long a client has to read the answer to something that was not a request. */
 const LINGER_MS = 2000
 /** How long a request may still be arriving once the service stops. */
-const LAST_WORDS_MS = 3000
+const ARRIVING_MS = 3000
 
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
 
@@ -127,7 +127,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
         cut((socket) => (socket as Socket).bytesRead === 0)
         const unfinished = setInterval(
           () => cut((_socket, request) => !request?.complete),
-          Math.min(LAST_WORDS_MS, graceMs),
+          Math.min(ARRIVING_MS, graceMs),
         )
         const last = setTimeout(() => cut(() => true), graceMs)
       }),

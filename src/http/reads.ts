@@ -38,11 +38,11 @@ export function createReads(pool: Pool): Reads {
         enter()
         return untilGone(c.env)
       }
-      unread.hold(tenantId, bytes, keep).catch(refuse)
+      unread.run(tenantId, bytes, keep).catch(refuse)
     })
 
   return (c, tenantId, read) =>
-    turns.hold(tenantId, 1, async () => {
+    turns.run(tenantId, 1, async () => {
       const found = await read(pool)
       // As text it would be copied once more for the socket.
       const body = Buffer.from(typeof found === 'string' ? found : JSON.stringify(found))

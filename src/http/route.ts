@@ -83,7 +83,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
           const input = await readInput(c, route)
           return takesLong ? await handler(c, input) : await startDeadline()(() => handler(c, input))
         }
-        return route.request?.body ? await adminRoom.hold('', expectedBytes(c, 0), answer) : await answer()
+        return route.request?.body ? await adminRoom.run('', expectedBytes(c, 0), answer) : await answer()
       })
     },
 
@@ -115,7 +115,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
         }
         // Only requests with a body take room.
         if (!route.request?.body) return await answer()
-        return await room.hold(tenant.tenantId, expectedBytes(c, maxPayloadBytes), answer)
+        return await room.run(tenant.tenantId, expectedBytes(c, maxPayloadBytes), answer)
       })
     },
   }
