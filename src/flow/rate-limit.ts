@@ -1,18 +1,26 @@
 import { PATIENCE_MS, type Pool } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { createRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
 import type { RatePlace } from './publish.ts'
 
 /** The actions that have limits of their own. `events:write` is counted by the publish transaction itself. */
 export type RateAction = 'events:write' | 'endpoints:write' | 'deliveries:replay' | 'read'
 
+/** How many may be on their way to be counted, and as many more wait for that. */
+const MAX_WAITING = 2000
+const MAX_WAIT_MS = 1000
+
 /**
  * Counts requests in fixed windows by the database's clock, exactly, however many processes count: one statement for all
- * requests that arrived while the last one ran. Refused requests count as well. A limit of 0 counts nothing.
+ * requests that arrived while the last one ran. Refused requests count as well. A limit of 0 counts nothing. Of a flood, a tenant's
+ * share is counted, and the rest refused as `service overloaded`.
  */
 export function createRateCounter(pool: Pool, windowSeconds: number) {
   type Asked = { tenantId: string; action: RateAction; limit: number }
   const count = createBatcher<Asked, RatePlace>({
     max: 500,
+    owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
     run: async (asked) => {
       const rows = await pool<{ place: number; window_start: Date; window_left: number }[]>`
@@ -39,8 +47,15 @@ export function createRateCounter(pool: Pool, windowSeconds: number) {
       }))
     },
   })
+  const room = createRoom(MAX_WAITING, {
+    maxWaiting: MAX_WAITING,
+    maxWaitMs: MAX_WAIT_MS,
+    refusal: () => new AppError('overloaded'),
+  })
   return async (asked: Asked): Promise<RatePlace> =>
-    asked.limit === 0 ? { limit: 0, count: 0, windowStart: new Date(), secondsLeft: 0 } : await count(asked)
+    asked.limit === 0
+      ? { limit: 0, count: 0, windowStart: new Date(), secondsLeft: 0 }
+      : await room.run(asked.tenantId, 1, () => count(asked))
 }
 
 export type RateCounter = ReturnType<typeof createRateCounter>

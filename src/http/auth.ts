@@ -1,7 +1,8 @@
 import { hash, timingSafeEqual } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
-import type { Pool } from '../db.ts'
+import { PATIENCE_MS, type Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
+import { createBatcher } from '../flow/batch.ts'
 import { hashApiKey } from '../secrets.ts'
 
 /** What a tenant may override of the service's limits (`POST /v1/admin/tenants`). */
@@ -36,11 +37,25 @@ export function createAuth(pool: Pool, adminKey: string): Auth {
   const adminHash = hashApiKey(adminKey)
   const cache = new LRUCache<string, Promise<Tenant>>({ max: 10_000, ttl: CACHE_MS })
 
+  /** In batches: a flood of unknown keys must not keep the connections that everybody else needs. */
+  const find = createBatcher<Buffer, Tenant | null>({
+    max: 500,
+    patienceMs: PATIENCE_MS,
+    async run(hashes) {
+      const rows = await pool<{ tenant_id: string | null; limits: TenantLimits }[]>`
+        select t.tenant_id, t.limits
+        from unnest(${hashes.map((keyHash) => keyHash.toString('hex'))}::text[]) with ordinality as asked (key_hash, i)
+        left join waybill.api_keys k on k.key_hash = decode(asked.key_hash, 'hex')
+        left join waybill.tenants t using (tenant_id)
+        order by i`
+      return rows.map(({ tenant_id, limits }) => (tenant_id === null ? null : { tenantId: tenant_id, limits }))
+    },
+  })
+
   async function lookUp(keyHash: Buffer): Promise<Tenant> {
-    const [row] = await pool<{ tenant_id: string; limits: TenantLimits }[]>`
-      select t.tenant_id, t.limits from waybill.api_keys k join waybill.tenants t using (tenant_id) where k.key_hash = ${keyHash}`
-    if (row === undefined) throw new AppError('invalid_api_key')
-    return { tenantId: row.tenant_id, limits: row.limits }
+    const tenant = await find(keyHash)
+    if (tenant === null) throw new AppError('invalid_api_key')
+    return tenant
   }
 
   return {

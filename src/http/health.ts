@@ -39,8 +39,9 @@ export function mountHealth(
   mount: Mount,
   { pool, version, mode }: { pool: Pool; version: string; mode: string },
 ): void {
+  const answersInTime = createQuestion(pool)
   mount.open(health, async (c) => {
-    const answered = await answersInTime(pool)
+    const answered = await answersInTime()
     const body = {
       ok: answered,
       status: answered ? 'ok' : 'unavailable',
@@ -52,15 +53,27 @@ export function mountHealth(
   })
 }
 
-async function answersInTime(pool: Pool): Promise<boolean> {
-  let timer: NodeJS.Timeout | undefined
-  const late = new Promise<boolean>((resolve) => {
-    // An answer that has arrived, and was not read because this process was busy, still counts.
-    timer = setTimeout(() => setImmediate(resolve, false), HEALTH_PATIENCE_MS)
-  })
-  const asked = pool`select 1`.then(
-    () => true,
-    () => false,
-  )
-  return await Promise.race([asked, late]).finally(() => clearTimeout(timer))
+/** Whether the database answers in time. Whoever asks while a question is under way shares its answer. */
+function createQuestion(pool: Pool): () => Promise<boolean> {
+  let asked: Promise<boolean> | null = null
+
+  const ask = () =>
+    pool`select 1`
+      .then(
+        () => true,
+        () => false,
+      )
+      .finally(() => {
+        asked = null
+      })
+
+  return async () => {
+    let timer: NodeJS.Timeout | undefined
+    const late = new Promise<boolean>((resolve) => {
+      // An answer that has arrived, and was not read because this process was busy, still counts.
+      timer = setTimeout(() => setImmediate(resolve, false), HEALTH_PATIENCE_MS)
+    })
+    asked ??= ask()
+    return await Promise.race([asked, late]).finally(() => clearTimeout(timer))
+  }
 }

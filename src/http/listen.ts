@@ -25,6 +25,8 @@ const LATE_CHECK_MS = 2000
 const UNREAD_MS = 30_000
 /** How long a client has to read the answer to something that was not a request. */
 const LINGER_MS = 2000
+/** How many requests of one connection may wait for their answers; who sends more without reading any is cut off. */
+const MAX_PIPELINED = 100
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
@@ -33,8 +35,8 @@ const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(reques
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
-  /** Every connection, with the request that is being answered on it. */
-  const connections = new Map<Duplex, IncomingMessage | null>()
+  /** Every connection, with the request that came last, until it is answered, and how many are not. */
+  const connections = new Map<Duplex, { request: IncomingMessage | null; unanswered: number }>()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
@@ -49,10 +51,18 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   const onRequest = (request: IncomingMessage, response: Answer) => {
     // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
     if (draining) response.headers.connection = 'close'
-    const isBusy = connections.get(request.socket)?.complete === true
-    connections.set(request.socket, request)
+    // Gone, if what came before in the same packet has cut it off.
+    const connection = connections.get(request.socket)
+    if (connection === undefined) return
+    const isBusy = connection.request?.complete === true
+    connection.request = request
+    if (++connection.unanswered > MAX_PIPELINED) {
+      request.socket.destroy()
+      return
+    }
     response.once('close', () => {
-      if (connections.get(request.socket) === request) connections.set(request.socket, null)
+      connection.unanswered--
+      if (connection.request === request) connection.request = null
       // An answer that had begun before then leaves its connection open.
       if (draining) setImmediate(() => server.closeIdleConnections())
     })
@@ -76,7 +86,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     onRequest,
   )
   server.on('connection', (socket: Socket) => {
-    connections.set(socket, null)
+    connections.set(socket, { request: null, unanswered: 0 })
     // Each of many requests on one connection may wait for its end (http/reads.ts).
     socket.setMaxListeners(0)
     const unread = cutUnread(socket)
@@ -90,12 +100,12 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   server.on('connect', (request: IncomingMessage, socket: Duplex) => {
     // Node has let go of it, and an error that nobody listens to would end the process.
     socket.on('error', () => {})
-    if (connections.get(socket) !== null) socket.destroy()
+    if (connections.get(socket)?.request !== null) socket.destroy()
     else refusal(404, null, idOf(request)).end(socket)
   })
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) => {
     // What one sent behind a request that is not answered yet must not be taken for its answer.
-    const request = connections.get(socket)
+    const request = connections.get(socket)?.request
     const isBusy = request?.complete === true
     if (error.code === 'ECONNRESET' || !socket.writable || isBusy || isAnswering(socket)) socket.destroy()
     else if (error.code === 'HPE_HEADER_OVERFLOW') refusal(431, 'the headers must be at most 16 KiB in all').end(socket)
@@ -114,7 +124,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     close: (graceMs) =>
       new Promise((resolve) => {
         const cut = (isOver: (socket: Duplex, request: IncomingMessage | null) => boolean) => {
-          for (const [socket, request] of connections) if (isOver(socket, request)) socket.destroy()
+          for (const [socket, { request }] of connections) if (isOver(socket, request)) socket.destroy()
         }
         draining = true
         server.close(() => {

@@ -27,6 +27,22 @@ const UNKNOWN_KEYS = [
 
 const error = ({ status, body }: Reply) => [status, body.error, body.details]
 
+test('of many keys that are looked up at once, each is answered for itself', async () => {
+  const tenants = await Promise.all(Array.from({ length: 5 }, () => createTenant(service)))
+  const owned = await Promise.all(tenants.map((one) => one.createEndpoint('http://127.0.0.1:9/hook')))
+  const replies = await Promise.all(
+    Array.from({ length: 200 }, (_, nth) => {
+      const known = tenants[nth % 10]
+      return service.call('GET', '/v1/endpoints', { key: known?.key ?? `wb_live_unknown${nth}` })
+    }),
+  )
+  for (const [nth, { status, body }] of replies.entries())
+    assert.deepEqual(
+      [status, body.data?.[0].endpoint_id],
+      nth % 10 < 5 ? [200, owned[nth % 10]?.endpoint_id] : [401, undefined],
+    )
+})
+
 describe('each route and each kind of key', () => {
   for (const { name, kind, ask } of ROUTES.filter((route) => route.kind === 'open')) {
     test(`${name} needs no key (${kind})`, async () => {

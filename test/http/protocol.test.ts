@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { connect } from 'node:net'
 import { after, describe, test } from 'node:test'
+import { cpuSeconds } from '../../scripts/bench/usage.ts'
 import { createDatabase } from '../support/database.ts'
 import { type RawAnswer, rawRequest } from '../support/raw-http.ts'
 import { ADMIN_KEY, createTenant, startService } from '../support/service.ts'
@@ -305,6 +306,41 @@ test('behind a request that is being answered, what is no request ends the conne
     }
     for (const behind of noRequests) assert.equal(await rawRequest(service.port, request + behind), null)
   })
+})
+
+test('a hundred requests sent ahead are answered, and who sends more before they are is cut off', async () => {
+  const statuses = (ahead: number) =>
+    new Promise<string[]>((resolve) => {
+      const socket = connect(service.port, '127.0.0.1')
+      let text = ''
+      const found = () => text.match(/HTTP\/1\.1 \d+/g) ?? []
+      socket.on('data', (chunk) => {
+        text += chunk.toString('latin1')
+        if (found().length === ahead) socket.destroy()
+      })
+      socket.on('error', () => {}).on('close', () => resolve(found()))
+      socket.write(`GET /v1/usage/limits HTTP/1.1\r\n${HOST}${AUTH}\r\n`.repeat(ahead))
+    })
+  assert.deepEqual(new Set(await statuses(100)), new Set(['HTTP/1.1 200']))
+  const tooMany = await statuses(5000)
+  assert.ok(tooMany.length < 5000, `${tooMany.length} answers`)
+  assert.equal((await tenant.call('GET', '/v1/usage/limits')).status, 200)
+})
+
+const procStat = { skip: cpuSeconds(process.pid) === null && 'only Linux tells what another process has used' }
+test('ten times as many parameters of one query take at most ten times as long', procStat, async () => {
+  const cpuOf = async (names: number) => {
+    const query = Array.from({ length: names }, (_, nth) => nth.toString(36)).join('&')
+    const before = cpuSeconds(service.pid) ?? 0
+    for (let nth = 0; nth < 40; nth++) {
+      const { status, body } = await tenant.call('GET', `/v1/deliveries?${query}`)
+      assert.deepEqual([status, body.details.length], [400, 20])
+    }
+    return (cpuSeconds(service.pid) ?? 0) - before
+  }
+  const [few, many] = [await cpuOf(350), await cpuOf(3500)]
+  // It was 30 times as long and more, where each name was looked up among all.
+  assert.ok(many < 12 * Math.max(few, 0.05), `${few} s for few, ${many} s for many`)
 })
 
 test('nothing above was a fault of ours', () => {
