@@ -7,7 +7,7 @@ import { queueSettings } from '../src/service.ts'
 
 // Applies migrations and leaves: for deployments that migrate in a step of their own and start with --no-migrate.
 try {
-  const config = readConfig(process.env)
+  const config = readConfig(process.env, { needsKeys: false })
   const log = createLog(config.LOG_LEVEL)
   const stops: (() => Promise<void>)[] = []
   try {

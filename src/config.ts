@@ -123,14 +123,14 @@ export type Config = Readonly<z.infer<typeof environment>>
 
 /**
  * Reads the whole configuration from `env`, once. Throws a ConfigError that lists every bad variable, never only the
- * first. Whoever runs against an own database brings its keys; the embedded database keeps generated ones.
+ * first. Whoever serves from an own database brings its keys (`needsKeys`); the embedded database keeps generated ones.
  */
-export function readConfig(env: Record<string, string | undefined>): Config {
+export function readConfig(env: Record<string, string | undefined>, { needsKeys = true } = {}): Config {
   const present = Object.fromEntries(Object.entries(env).filter(([, value]) => value !== undefined && value !== ''))
   const parsed = environment.safeParse(present)
   const problems = (parsed.error?.issues ?? []).map((issue) => `${String(issue.path[0])}: ${issue.message}`)
   for (const name of ['ADMIN_API_KEY', 'ENCRYPTION_KEY']) {
-    if (present.DATABASE_URL && !present[name]) problems.push(`${name}: is required with DATABASE_URL`)
+    if (needsKeys && present.DATABASE_URL && !present[name]) problems.push(`${name}: is required with DATABASE_URL`)
   }
   if (!parsed.success || problems.length > 0) throw new ConfigError([...new Set(problems)])
   return Object.freeze(parsed.data)

@@ -53,6 +53,8 @@ export function openDb(
       // Up to Postgres 17, plans made with `enable_seqscan` off count as so expensive that they would be compiled at each use.
       jit: 'off',
       statement_timeout: patienceMs,
+      // Whose batches meet wait for each other, instead of failing.
+      default_transaction_isolation: 'read committed',
       idle_in_transaction_session_timeout: 10_000,
       tcp_keepalives_idle: 5,
       tcp_keepalives_interval: 2,

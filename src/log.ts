@@ -26,9 +26,10 @@ export function createLog(level: string): Log {
     timestamp: () => `,"time":"${isoTime(Date.now())}"`,
     formatters: { level: (label) => ({ level: label }) },
     redact: {
-      // err.client: pg attaches the whole connection, with its secrets, to its errors.
-      paths: ['authorization', 'signing_secret', 'api_key', 'payload', 'err.client'],
-      censor: '***',
+      // err.client: pg attaches the whole connection, with its secrets, to its errors. err.where: where it is told to
+      // (log_parameter_max_length_on_error), the database names all parameters there.
+      paths: ['authorization', 'signing_secret', 'api_key', 'payload', 'err.client', 'err.where'],
+      censor: (value, path) => (path.at(-1) === 'where' && !String(value).includes('$1 = ') ? value : '***'),
     },
   }
   const destination = pino.destination({

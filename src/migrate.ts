@@ -3,7 +3,7 @@ import { readdir, readFile } from 'node:fs/promises'
 import { type Db, isGone, openDb, type Pool } from './db.ts'
 import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
-import type { QueueSettings } from './queue.ts'
+import { DEAD_LETTERS, DELIVERIES, type QueueSettings } from './queue.ts'
 import { installQueue } from './queue-install.ts'
 import { readVersion } from './version.ts'
 
@@ -20,9 +20,11 @@ const LOCK = 0x5741_5942
 export async function migrate(url: string, log: Log, settings: QueueSettings): Promise<void> {
   const pool = openDb(url, { log, name: 'migrate', max: 1, patienceMs: 0 })
   try {
+    await requireServer(pool)
     await pool`select pg_advisory_lock(${LOCK})`
     await pool`create schema if not exists waybill`
     await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
+    await requireOwnQueue(pool)
     // The functions call what is made here.
     await installQueue(url, log, settings)
     const done = await pool.begin(async (sql) => {
@@ -44,12 +46,40 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
 
 /** For a start that does not migrate: throws unless the database is at this program's schema, or at that of a later version. */
 export async function requireMigrated(pool: Pool): Promise<void> {
+  await requireServer(pool)
   try {
     if ((await missing(pool)).length === 0 && (await hasFunctions(pool, await readFunctions(pool)))) return
   } catch (error) {
     if (!isGone(error)) throw error
   }
   throw new Error('the database is not at this version yet: run `npm run migrate`, or start without --no-migrate')
+}
+
+/** Everything else would start on an older server, and deliver without recording anything. */
+async function requireServer(sql: Db): Promise<void> {
+  const [server] = await sql<{ version: string; major: number; encoding: string }[]>`
+    select current_setting('server_version') as version, current_setting('server_version_num')::int / 10000 as major,
+      current_setting('server_encoding') as encoding`
+  if (server === undefined || server.major < 15)
+    throw new Error(`Postgres 15 or later is needed: this is ${server?.version}`)
+  if (server.encoding !== 'UTF8')
+    throw new Error(`a database with encoding UTF8 is needed, to store any payload: this one has ${server.encoding}`)
+}
+
+/** A queue that another application has made here would be taken over, jobs and all. */
+async function requireOwnQueue(sql: Db): Promise<void> {
+  const [found] = await sql<{ queue: boolean; queues: boolean }[]>`
+    select not exists (select from waybill.migrations) and to_regclass('pgboss.version') is not null as queue,
+      to_regclass('pgboss.queue') is not null as queues`
+  if (!found?.queue) return
+  // A first start that was interrupted has left no more than this.
+  const own = [DELIVERIES, DEAD_LETTERS]
+  if (found.queues) {
+    const others = await sql`
+      select from pgboss.queue where name <> all(${own}) and not starts_with(name, '__pgboss') union all (select from pgboss.job limit 1)`
+    if (others.length === 0) return
+  }
+  throw new Error('the schema pgboss of this database belongs to another application: a database of its own is needed')
 }
 
 /** The files that have not been applied, in order. */
@@ -59,15 +89,15 @@ async function missing(sql: Db): Promise<string[]> {
   return (await readdir(MIGRATIONS)).filter((file) => file.endsWith('.sql') && !applied.has(file)).sort()
 }
 
-/** The program's functions. `checksum` differs on another version of Postgres, since some functions do. */
+/** The program's functions. `checksum` differs on another major version of Postgres, since some functions do. */
 type Functions = { version: number[]; text: string; checksum: string }
 
 async function readFunctions(sql: Db): Promise<Functions> {
   const files = (await readdir(FUNCTIONS)).filter((file) => file.endsWith('.sql')).sort()
   const texts = await Promise.all(files.map((file) => readFile(new URL(file, FUNCTIONS), 'utf8')))
   const text = texts.join('\n')
-  const [server] = await sql<{ version: string }[]>`select current_setting('server_version_num') as version`
-  const checksum = createHash('sha256').update(`${server?.version}\n${text}`).digest('hex')
+  const [server] = await sql<{ major: number }[]>`select current_setting('server_version_num')::int / 10000 as major`
+  const checksum = createHash('sha256').update(`${server?.major}\n${text}`).digest('hex')
   const version = await readVersion()
   if (!/^\d+\.\d+\.\d+$/.test(version)) throw new Error(`package.json: the version is not three numbers: ${version}`)
   return { version: version.split('.').map(Number), text, checksum }

@@ -1,10 +1,10 @@
 import { randomUUID } from 'node:crypto'
 import { PgBoss, type Db as QueueDb } from 'pg-boss'
 import type { Log } from './log.ts'
-import { DELIVERIES, type QueueSettings, queues, updateQueues } from './queue.ts'
+import { DELIVERIES, type QueueSettings, queues } from './queue.ts'
 
 /**
- * Installs pg-boss's schema, makes or updates the two queues, and makes pg-boss's own statements callable from our
+ * Installs pg-boss's schema, makes the two queues where they are missing, and makes pg-boss's own statements callable from our
  * functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
  * Safe when several processes do it at once. Each start puts these in as its own version of pg-boss has them, so that they always fit
  * the schema that pg-boss has been brought to.
@@ -18,7 +18,6 @@ export async function installQueue(url: string, log: Log, settings: QueueSetting
       if ((await boss.getQueue(name)) === null)
         await boss.createQueue(name, { ...options, partition: name === DELIVERIES })
     }
-    await updateQueues(boss, settings)
     const table = await tableOf(boss)
     await tuneVacuum(boss, table)
     await dropChecks(boss, table)

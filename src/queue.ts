@@ -32,6 +32,7 @@ const NEVER_HANGING = {
   query_timeout: 14_000,
   statement_timeout: 13_000,
   idle_in_transaction_session_timeout: 10_000,
+  options: '-c default_transaction_isolation=read\\ committed',
   keepAlive: true,
   keepAliveInitialDelayMillis: 5000,
 }

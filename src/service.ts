@@ -121,8 +121,8 @@ export async function startService(options: {
     const boss = createBoss(database.url, log)
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))
-    // The process that migrated may have had other settings.
-    if (!options.migrateFirst) await updateQueues(boss, queueSettings(config))
+    // Whichever process made the queues may have had other settings; retries are the workers' business.
+    await updateQueues(boss, queueSettings(config))
     await startMaintenance({
       upkeep,
       retention,

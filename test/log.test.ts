@@ -23,6 +23,21 @@ function startLogging(scope: Scope, program: string, { stdout = 'pipe' as 'pipe'
 }
 
 suite('the log', () => {
+  test('has where an error of the database came from, but no parameters of the statement', async (t) => {
+    const { child, ended } = startLogging(
+      t,
+      `for (const where of ['PL/pgSQL function f() line 3', "portal with parameters: $1 = 'acme', $2 = '{\\"card\\":4111}'"])
+        log.error({ err: Object.assign(new Error('canceled'), { where }) }, 'request.failed')`,
+    )
+    const lines: string[] = []
+    createInterface(child.stdout!).on('line', (line) => lines.push(line))
+    await ended
+    assert.deepEqual(
+      lines.map((line) => JSON.parse(line).err.where),
+      ['PL/pgSQL function f() line 3', '***'],
+    )
+  })
+
   test('a program whose log nobody reads any more ends in time', { timeout: 30_000 }, async (t) => {
     const { child, ended } = startLogging(
       t,

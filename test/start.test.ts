@@ -1,7 +1,14 @@
 import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
 import { appendFileSync, existsSync, mkdirSync, readdirSync } from 'node:fs'
 import { readFile, writeFile } from 'node:fs/promises'
 import { suite, test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { promisify } from 'node:util'
+import { PgBoss } from 'pg-boss'
+import { openDb } from '../src/db.ts'
+import { createLog } from '../src/log.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, PASSWORD } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
 import { assertBooks, settled } from './support/lanes.ts'
@@ -100,6 +107,63 @@ suite('starting', { concurrency: 3 }, () => {
     assert.equal((await program.exited).code, 1)
     assert.match(program.stdout(), /the database is not at this version yet: run `npm run migrate`/)
     assert.deepEqual([...(await sql`select nspname from pg_namespace where nspname in ('waybill', 'pgboss')`)], [])
+  })
+
+  test('what migrates alone needs no keys, and whoever serves needs it no more', async (t) => {
+    const { url: databaseUrl } = await createDatabase(t, { template: null })
+    const script = fileURLToPath(new URL('../scripts/migrate.ts', import.meta.url))
+    const env = { PATH: process.env.PATH, DATABASE_URL: databaseUrl }
+    await promisify(execFile)(process.execPath, [script], { env })
+    await startService(t, { databaseUrl, args: ['--no-migrate'] })
+  })
+
+  test('a database in which another application has jobs is refused, and its jobs are left alone', async (t) => {
+    const { url, sql } = await createDatabase(t, { template: null })
+    const other = new PgBoss({ connectionString: url, supervise: false, schedule: false })
+    await other.start()
+    await other.stop({ graceful: false })
+    // So far it is what an interrupted first start leaves.
+    const another = await createDatabase(t, { template: null })
+    const installed = new PgBoss({ connectionString: another.url, supervise: false, schedule: false })
+    await installed.start()
+    await installed.stop({ graceful: false })
+    await startService(t, { databaseUrl: another.url, mode: 'api' })
+
+    await other.start()
+    await other.createQueue('deliveries')
+    await other.send('deliveries', { not: 'ours' })
+    await other.stop({ graceful: false })
+    const program = runProgram(t, { env: testEnvironment(url) })
+    assert.equal((await program.exited).code, 1)
+    assert.match(program.stdout(), /pgboss of this database belongs to another application/)
+    const [jobs] = await sql`select count(*)::int from pgboss.job where name = 'deliveries'`
+    assert.deepEqual({ ...jobs }, { count: 1 })
+  })
+
+  test('a database that cannot store every character is refused', async (t) => {
+    const { url, sql } = await createDatabase(t, { template: null })
+    const name = `${new URL(url).pathname.slice(1)}_ascii`
+    await sql.unsafe(`create database ${name} encoding sql_ascii locale 'C' template template0`)
+    cleanUp(t, () => sql.unsafe(`drop database ${name} with (force)`))
+    const program = runProgram(t, { env: testEnvironment(url.replace(/[^/]*$/, name)) })
+    assert.equal((await program.exited).code, 1)
+    assert.match(
+      program.stdout(),
+      /a database with encoding UTF8 is needed, to store any payload: this one has SQL_ASCII/,
+    )
+  })
+
+  test('a database of which all tables are published delivers as before', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    await sql`create publication everything for all tables`
+    const receiver = await startReceiver(t)
+    const service = await startService(t, { databaseUrl })
+    const tenant = await createTenant(service)
+    await tenant.createEndpoint(receiver.url())
+    for (let nth = 0; nth < 3; nth++) await tenant.publish()
+    await receiver.until(3)
+    await settled(sql)
+    await assertBooks(sql)
   })
 
   test('the log tells the configuration and the exemptions, and no secret', async (t) => {
@@ -221,6 +285,7 @@ suite('starting', { concurrency: 3 }, () => {
     const api = await startService(t, { databaseUrl, mode: 'api', env: { RETRY_LIMIT: '9' } })
     const env = { RETRY_LIMIT: '0', ATTEMPT_TIMEOUT_SECONDS: '300' }
     await startService(t, { databaseUrl, mode: 'worker', args: ['--no-migrate'], env })
+    await startService(t, { databaseUrl, mode: 'api', env: { RETRY_LIMIT: '9' } })
     const tenant = await createTenant(api)
     await tenant.createEndpoint(receiver.url('/hook'))
     const { delivery_ids } = await tenant.publish()
@@ -231,11 +296,12 @@ suite('starting', { concurrency: 3 }, () => {
     assert.ok(queue?.expire_seconds > 400, 'no attempt outlives its claim')
   })
 
-  test('what a database or role is set to show bytes and times as changes nothing', async (t) => {
+  test('what a database or role is set to show bytes and times as, and to isolate transactions by, changes nothing', async (t) => {
     const { url: databaseUrl, sql } = await createDatabase(t)
     const name = new URL(databaseUrl).pathname.slice(1)
     await sql.unsafe(`alter database ${name} set bytea_output = 'escape'`)
     await sql.unsafe(`alter database ${name} set datestyle = 'SQL, DMY'`)
+    await sql.unsafe(`alter database ${name} set default_transaction_isolation = 'serializable'`)
     const receiver = await startReceiver(t)
     const service = await startService(t, { databaseUrl })
     const tenant = await createTenant(service)
@@ -244,6 +310,10 @@ suite('starting', { concurrency: 3 }, () => {
     assert.ok(Math.abs(Date.parse(created_at) - Date.now()) < 60_000, created_at)
     await tenant.publish()
     await receiver.until(1)
+    await settled(sql)
+    const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
+    cleanUp(t, () => pool.end())
+    assert.deepEqual([...(await pool`show transaction_isolation`)], [{ transaction_isolation: 'read committed' }])
   })
 
   test('without DATABASE_URL the service keeps a Postgres of its own, which survives kill -9 and a restart', async (t) => {
