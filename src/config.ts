@@ -1,5 +1,6 @@
 import { CronExpressionParser } from 'cron-parser'
 import { z } from 'zod'
+import { readDatabaseUrl } from './database-url.ts'
 import { parseRange } from './egress/address.ts'
 
 const wholeNumber = (min: number, max: number, fallback: number) =>
@@ -48,11 +49,12 @@ function isEncoded(address: string): boolean {
 const webAddress = (protocols: string[]) =>
   z
     .string()
+    .trim()
     .refine((value) => URL.canParse(value) && protocols.includes(new URL(value).protocol), {
       error: `must be an address that starts with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`,
       abort: true,
     })
-    .refine(isEncoded, 'must have its special characters encoded: % is %25')
+    .refine(isEncoded, { error: 'must have its special characters encoded: % is %25', abort: true })
 
 /** As pg-boss reads it, which runs the schedule. */
 function isCron(text: string): boolean {
@@ -69,7 +71,15 @@ function isCron(text: string): boolean {
  * every bound is checked here and nowhere else.
  */
 const environment = z.object({
-  DATABASE_URL: webAddress(['postgres:', 'postgresql:']).optional(),
+  DATABASE_URL: webAddress(['postgres:', 'postgresql:'])
+    .superRefine((url, context) => {
+      try {
+        readDatabaseUrl(url)
+      } catch (error) {
+        context.addIssue({ code: 'custom', message: (error as Error).message })
+      }
+    })
+    .optional(),
   ADMIN_API_KEY: z
     .string()
     .regex(/^[\x21-\x7e]{16,}$/, 'must be at least 16 visible ASCII characters')

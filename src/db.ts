@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type postgresTypes from 'postgres'
+import { readDatabaseUrl } from './database-url.ts'
 import { postgres } from './driver.ts'
 import type { Log } from './log.ts'
 
@@ -31,7 +32,16 @@ export function openDb(
   const mended = { answer_timeout: patienceMs && patienceMs / 1000 + 0.5 }
   // The driver would send up to a hundred of them behind one that runs.
   const alone = reads && { max_pipeline: 0 }
-  return postgres(url, {
+  const { host, port, options: asked, ...who } = readDatabaseUrl(url)
+  // Lists, which its types do not know: in a plain host, it takes what follows a colon for the port.
+  const where: object = {
+    host: [host],
+    port: [port],
+    ...(host.startsWith('/') && { path: `${host}/.s.PGSQL.${port}` }),
+  }
+  return postgres({
+    ...who,
+    ...where,
     ...mended,
     ...alone,
     max: options.max,
@@ -61,6 +71,7 @@ export function openDb(
       tcp_keepalives_count: 5,
       tcp_user_timeout: 15_000,
       ...(options.claims && { synchronous_commit: 'off' }),
+      ...(asked && { options: asked }),
     },
     onnotice: ({ severity, message }) =>
       options.log[severity === 'WARNING' ? 'warn' : 'debug']({ notice: message }, 'database.notice'),

@@ -1,4 +1,5 @@
 import { PgBoss } from 'pg-boss'
+import { readDatabaseUrl } from './database-url.ts'
 import type { Db } from './db.ts'
 import type { Log } from './log.ts'
 
@@ -32,7 +33,6 @@ const NEVER_HANGING = {
   query_timeout: 14_000,
   statement_timeout: 13_000,
   idle_in_transaction_session_timeout: 10_000,
-  options: '-c default_transaction_isolation=read\\ committed',
   keepAlive: true,
   keepAliveInitialDelayMillis: 5000,
 }
@@ -42,8 +42,10 @@ const NEVER_HANGING = {
  * supervises its queues, and runs what is scheduled.
  */
 export function createBoss(url: string, log: Log): PgBoss {
+  const address = readDatabaseUrl(url)
   const boss = new PgBoss({
-    connectionString: url,
+    ...address,
+    options: `${address.options ?? ''} -c default_transaction_isolation=read\\ committed`,
     ...NEVER_HANGING,
     application_name: 'waybill queue',
     max: 2,

@@ -1,0 +1,99 @@
+import assert from 'node:assert/strict'
+import { chown, stat, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { suite, type TestContext, test } from 'node:test'
+import { readDatabaseUrl } from '../src/database-url.ts'
+import { AUTHORITY, KEY, TRUSTED } from './support/certificates.ts'
+import { createDatabase } from './support/database.ts'
+import { createDirectory } from './support/directory.ts'
+import { settled } from './support/lanes.ts'
+import { startReceiver } from './support/receiver.ts'
+import { createTenant, runProgram, startService, testEnvironment } from './support/service.ts'
+
+const readings: [url: string, read: object][] = [
+  [
+    'postgres://u:p%40%2F@db.example:6432/events',
+    { host: 'db.example', port: 6432, database: 'events', user: 'u', password: 'p@/', ssl: false },
+  ],
+  ['postgresql://u@[::1]/d', { host: '::1', port: 5432, database: 'd', user: 'u', ssl: false }],
+  [
+    'postgres:///d?host=/run/postgresql&user=u',
+    { host: '/run/postgresql', port: 5432, database: 'd', user: 'u', ssl: false },
+  ],
+  ['postgres://u@%2Frun%2Fpostgresql/d', { host: '/run/postgresql', port: 5432, database: 'd', user: 'u', ssl: false }],
+  ['postgres://u@h/d?sslmode=disable', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: false }],
+  [
+    'postgres://u@h/d?sslmode=require&channel_binding=require',
+    { host: 'h', port: 5432, database: 'd', user: 'u', ssl: { rejectUnauthorized: false } },
+  ],
+  ['postgres://u@h/d?sslmode=verify-full', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: {} }],
+  [
+    'postgres://u@h/d?options=-c%20geqo%3Doff',
+    { host: 'h', port: 5432, database: 'd', user: 'u', ssl: false, options: '-c geqo=off' },
+  ],
+]
+
+/** A database whose server also speaks TLS, with a certificate for 127.0.0.1; `ca` is the file that vouches for it. */
+async function createTlsDatabase(t: TestContext) {
+  const database = await createDatabase(t)
+  const { sql } = database
+  const [{ directory } = { directory: '' }] = await sql<
+    { directory: string }[]
+  >`select current_setting('data_directory') as directory`
+  const { uid, gid } = await stat(directory)
+  for (const [name, text] of [
+    ['server.crt', TRUSTED],
+    ['server.key', KEY],
+  ] as const) {
+    await writeFile(join(directory, name), text, { mode: 0o600 })
+    await chown(join(directory, name), uid, gid)
+  }
+  await sql`alter system set ssl = on`
+  await sql`select pg_reload_conf()`
+  const ca = join(await createDirectory(t), 'ca.crt')
+  await writeFile(ca, AUTHORITY)
+  return { ...database, ca }
+}
+
+suite('DATABASE_URL', { concurrency: 2 }, () => {
+  for (const [url, read] of readings)
+    test(`${url} is read as libpq reads it`, () => {
+      assert.deepEqual(readDatabaseUrl(url), read)
+    })
+
+  for (const [query, said] of [
+    ['sslmode=prefer', 'sslmode must be one of disable, require, verify-ca, verify-full'],
+    ['sslmode=no-verify', 'sslmode must be one of disable, require, verify-ca, verify-full'],
+    ['sslmode=verify-ca', 'sslmode=verify-ca needs sslrootcert'],
+    ['sslmode=verify-full&sslrootcert=/nowhere/ca.crt', "ENOENT: no such file or directory, open '/nowhere/ca.crt'"],
+    ['ssl=require', 'ssl must be true or false: for more, use sslmode'],
+  ] as const)
+    test(`with ${query} it ends the start, which says why`, async (t) => {
+      const program = runProgram(t, { env: testEnvironment(`postgres://u:hunter2@127.0.0.1:1/d?${query}`) })
+      assert.equal((await program.exited).code, 1)
+      assert.equal(program.stderr(), `waybill: DATABASE_URL: ${said}`)
+    })
+
+  for (const query of [
+    'sslmode=require',
+    'sslmode=require&sslrootcert=CA',
+    'sslmode=verify-ca&sslrootcert=CA',
+    'sslmode=verify-full&sslrootcert=CA',
+  ])
+    test(`with ${query}, whatever connects does so encrypted`, async (t) => {
+      const { url, sql, ca } = await createTlsDatabase(t)
+      const receiver = await startReceiver(t)
+      // Spaces around it come with copying.
+      const service = await startService(t, { databaseUrl: ` ${url}?${query.replace('CA', ca)} ` })
+      const tenant = await createTenant(service)
+      await tenant.createEndpoint(receiver.url())
+      await tenant.publish()
+      await receiver.until(1)
+      await settled(sql)
+      const connections = await sql`
+        select ssl, application_name from pg_stat_ssl join pg_stat_activity using (pid)
+        where datname = current_database() and application_name like 'waybill%'`
+      assert.ok(connections.some(({ application_name }) => application_name === 'waybill queue'))
+      assert.deepEqual(new Set(connections.map(({ ssl }) => ssl)), new Set([true]))
+    })
+})
