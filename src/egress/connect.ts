@@ -75,7 +75,7 @@ const startTls = buildConnector({ allowH2: false, timeout: 0, rejectUnauthorized
 export function createConnector(
   openTcp: OpenTcp,
   signal: AbortSignal,
-  onConnected: () => void,
+  onConnected: (socket: Socket) => void,
 ): buildConnector.connector {
   return (options, callback) => {
     const secure = options.protocol === 'https:'
@@ -83,7 +83,7 @@ export function createConnector(
     openTcp({ hostname: options.hostname, port }, signal).then(
       (socket) => {
         if (!secure) {
-          onConnected()
+          onConnected(socket)
           callback(null, socket)
           return
         }
@@ -93,7 +93,7 @@ export function createConnector(
             callback(connectError(error, classifyTls), null)
             return
           }
-          onConnected()
+          onConnected(tlsSocket as Socket)
           callback(null, tlsSocket as Socket)
         })
       },

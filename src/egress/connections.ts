@@ -1,6 +1,8 @@
+import type { Socket } from 'node:net'
 import { Client } from 'undici'
 import { Line, type Place } from '../line.ts'
 import { createConnector, type OpenTcp } from './connect.ts'
+import { ConnectError, failure } from './failure.ts'
 
 /**
  * How long an unused connection stays open. Node's server closes idle ones after 5 seconds; closing before it does avoids most
@@ -10,6 +12,11 @@ const IDLE_TIMEOUT_MS = 4000
 /** Unused connections kept in all: how many host names there are is up to tenants. */
 const MAX_IDLE_CONNECTIONS = 512
 const MAX_HEADER_BYTES = 16_384
+/**
+ * What may come in for one request: many times what a response's headers, announcements and kept body take. The parser has
+ * bounds for those alone; a reason, an extension of a chunk or white space could go on for ever.
+ */
+const MAX_READ_BYTES = 1024 * 1024
 /** Nobody sees it, as the attempt has ended. Made once, since a stack trace at every close is expensive. */
 const CANCELLED = new Error('cancelled')
 
@@ -17,10 +24,10 @@ const CANCELLED = new Error('cancelled')
 export interface Connection {
   readonly origin: string
   readonly client: Client
-  /** Whether no request has been written to the present socket yet. */
-  fresh: boolean
   /** Its place among the unused ones; null while in use. */
   idle: Place<Connection> | null
+  /** A request is about to be written; whether it is the first one on its socket. Its answer may bring in 1 MiB. */
+  start(): boolean
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
   cancel(): void
 }
@@ -46,6 +53,9 @@ export function createConnections(openTcp: OpenTcp): Connections {
 
   function open(origin: string): Connection {
     const controller = new AbortController()
+    let socket: Socket | null = null
+    let fresh = true
+    let readable = 0
     const client = new Client(origin, {
       allowH2: false,
       // Zero: the attempt's own deadline covers the headers and the body.
@@ -55,15 +65,25 @@ export function createConnections(openTcp: OpenTcp): Connections {
       keepAliveMaxTimeout: IDLE_TIMEOUT_MS,
       keepAliveTimeoutThreshold: 1000,
       maxHeaderSize: MAX_HEADER_BYTES,
-      connect: createConnector(openTcp, controller.signal, () => {
-        connection.fresh = true
+      connect: createConnector(openTcp, controller.signal, (connected) => {
+        socket = connected
+        fresh = true
+        // Before undici's own, which reads.
+        connected.on('readable', () => {
+          if (connected.bytesRead > readable) connected.destroy(new ConnectError(failure('response_too_large')))
+        })
       }),
     })
     const connection: Connection = {
       origin,
       client,
-      fresh: true,
       idle: null,
+      start() {
+        const isFirst = fresh
+        fresh = false
+        readable = (socket?.bytesRead ?? 0) + MAX_READ_BYTES
+        return isFirst
+      },
       cancel: () => {
         forget(connection)
         client.destroy(CANCELLED)

@@ -19,7 +19,7 @@ export interface Failure {
   readonly errorMessage: string
 }
 
-/** A failure found while the connection was being made. */
+/** A failure found by ourselves, while the connection was being made or by how much it has brought in. */
 export class ConnectError extends Error {
   readonly failure: Failure
   constructor(failure: Failure) {
@@ -55,7 +55,7 @@ const MESSAGES: Record<AttemptError, string> = {
   timeout: 'the receiver did not answer in time',
   blocked_destination: 'the destination is blocked for SSRF protection',
   proxy_error: 'the egress proxy could not reach the receiver',
-  response_too_large: 'the response headers are too large',
+  response_too_large: 'the response is too large, without its body',
   protocol_error: 'the response is not valid HTTP/1.1',
   http_status: 'the receiver answered with a status other than 2xx',
   redirect: 'the receiver answered with a redirect; redirects are not followed',

@@ -133,8 +133,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
         connection = using
         using.client.dispatch(options, {
           onRequestStart() {
-            reused = !using.fresh
-            using.fresh = false
+            reused = !using.start()
             writtenMs = performance.now()
           },
           onResponseStarted() {

@@ -361,6 +361,43 @@ test('headers of more than 16 KiB are a failed attempt', async (t) => {
   }
 })
 
+for (const [what, head, filler] of [
+  ['an extension of a chunk', 'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;', 'a'],
+  [
+    'extensions of many chunks',
+    'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n',
+    `1;${'x'.repeat(15_000)}\r\na\r\n`,
+  ],
+  ['the size of a chunk', 'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n', '0'],
+  ['a reason', 'HTTP/1.1 200 ', 'a'],
+  ['white space before a header’s value', 'HTTP/1.1 200 OK\r\nx:', ' '],
+  ['empty lines before the status', '', '\r\n'],
+] as const)
+  test(`${what} that does not end is read for a megabyte or so, and is a failed attempt`, async (t) => {
+    const block = Buffer.alloc(65_536 - (65_536 % filler.length), filler)
+    const receiver = await startRaw(t, head, (socket) => {
+      const pump = () => {
+        while (!socket.destroyed && socket.write(block));
+      }
+      socket.on('drain', pump)
+      pump()
+    })
+    const outcome = await startSender(t, { timeoutMs: 20_000 }).post(receiver.url)
+    assert.equal(outcome.error, 'response_too_large')
+    await allClosed(receiver)
+    // What the buffers between the two hold was sent as well.
+    const [sent = 0] = receiver.sockets.map(({ bytesWritten }) => bytesWritten)
+    assert.ok(sent < 16 * 1024 * 1024, `${sent} bytes`)
+  })
+
+test('each request of a connection may be answered by so much', async (t) => {
+  const answer = `HTTP/1.1 200 OK\r\ncontent-length: 9000\r\n\r\n${'a'.repeat(9000)}`
+  const receiver = await startRaw(t, answer)
+  const { post } = startSender(t)
+  for (let nth = 0; nth < 150; nth++) assert.equal((await post(receiver.url)).error, null)
+  assert.equal(receiver.sockets.length, 1)
+})
+
 test('statuses that nobody has defined are recorded and fail', async (t) => {
   const { post } = startSender(t)
   for (const status of [400, 404, 410, 429, 500, 503, 600, 999]) {
