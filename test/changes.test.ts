@@ -115,18 +115,19 @@ suite('an endpoint that changes', { concurrency: 2 }, () => {
     return { sql, receiver, tenant, id, patch, state }
   }
 
-  test('is not gone because its old URL is', async (t) => {
-    const { sql, receiver, tenant, patch, state } = await begin(t)
+  test('is not gone because its old URL is, and gets at its new one what that refused', async (t) => {
+    const { sql, receiver, tenant, patch, state } = await begin(t, { RETRY_DELAY_SECONDS: '1' })
     const { reply, open } = gate(410)
     receiver.script('/old', reply)
     await tenant.publish()
     await receiver.until(1)
     await patch({ url: receiver.url('/new') })
     open()
+    await receiver.until(1, { path: '/new' })
     await settled(sql)
     assert.equal(await state(), 'active')
     await tenant.publish()
-    await receiver.until(1, { path: '/new' })
+    await receiver.until(2, { path: '/new' })
   })
 
   test('is tried at its new URL at once, although the old one failed', async (t) => {

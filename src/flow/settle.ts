@@ -10,11 +10,29 @@ export type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | nul
 /** pg-boss's fence: the job of this claim, unless it has been claimed again. */
 export const fenceOf = ({ claim: { job } }: AttemptRecord) => `${job.id}:${job.retryCount}`
 
+/** A 410 of a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed. */
+async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
+  const gone = attempts.filter(({ verdict }) => verdict.kind === 'gone').map(({ claim }) => claim)
+  if (gone.length === 0) return attempts
+  const moved = await sql<{ delivery_id: string }[]>`
+    select g.delivery_id
+    from unnest(${gone.map(({ tenantId }) => tenantId)}::text[], ${gone.map(({ endpointId }) => endpointId)}::uuid[],
+      ${gone.map(({ url }) => url)}::text[], ${gone.map(({ deliveryId }) => deliveryId)}::uuid[]) as g (tenant_id, endpoint_id, url, delivery_id)
+    join waybill.endpoints p using (tenant_id, endpoint_id) where p.url <> g.url`
+  const spared = new Set(moved.map(({ delivery_id }) => delivery_id))
+  return attempts.map((attempt) =>
+    attempt.outcome !== null && attempt.verdict.kind === 'gone' && spared.has(attempt.claim.deliveryId)
+      ? { ...attempt, verdict: { kind: 'failed', notBeforeSeconds: 0 } }
+      : attempt,
+  )
+}
+
 /**
  * Returns how each attempt of a batch ends. Jobs of failed attempts are settled here, since pg-boss decides on retries and their
  * backoff; failed attempts whose job has been claimed again are left out. The other jobs remain to be finished.
  */
-export async function settleFailed(sql: Db, attempts: AttemptRecord[]): Promise<Result[]> {
+export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Result[]> {
+  const attempts = await spareMoved(sql, made)
   const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
   const retries = new Map<string, Date | null>()
   if (failed.length > 0) {
