@@ -5,7 +5,10 @@ import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
 
 const MAX_BATCH = 100
 
-/** The service's own events: a dead letter of one of these is not announced, or announcing would never end. */
+/**
+ * The service's own events: a dead letter of one of these is not announced, or announcing would never end. Nor is one for which the
+ * month had no attempt left, as there is none for the announcement either, which would be a dead letter for each endpoint.
+ */
 const OPERATIONAL = new Set(['endpoint.disabled', 'endpoint.recovered', 'delivery.dead_lettered'])
 
 type DeadLetter = {
@@ -78,7 +81,9 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
       where d.status = 'dead_lettered' and ${within}`
     await announce(
       sql,
-      letters.filter(({ event_type }) => !OPERATIONAL.has(event_type)),
+      letters.filter(
+        (letter) => !OPERATIONAL.has(letter.event_type) && letter.dead_letter_reason !== 'monthly_attempt_limit',
+      ),
     )
     return letters
   })

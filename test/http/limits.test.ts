@@ -131,6 +131,8 @@ describe('a quota lets exactly as much through as it says, with 100 requests at 
     const receiver = await startReceiver(t)
     const { tenant, call } = await quotas.newTenant({ monthly_events: 1000 })
     await tenant.createEndpoint(receiver.url())
+    // Who asks to be told of dead letters could not be told of these.
+    await tenant.createEndpoint(receiver.url('/told'), { subscribed_events: ['delivery.dead_lettered'] })
     const { passed } = await hundred(() => publish(call))
     assert.equal(passed, 100, 'nothing has been attempted yet')
     await startService(t, { databaseUrl: quotas.database.url, mode: 'worker', env: QUOTAS })
