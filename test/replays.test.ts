@@ -35,6 +35,33 @@ test('replays of a delivery that is locked keep one connection, and nobody who p
   assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202)
 })
 
+test('changes that wait for each other leave connections to everybody else', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl, mode: 'api' })
+  const [busy, other] = [await createTenant(service), await createTenant(service)]
+  const { endpoint_id } = await busy.createEndpoint('http://127.0.0.1:9/hook')
+  const lock = await sql.reserve()
+  t.after(() => lock.release())
+  await lock`begin`
+  await lock`select from waybill.endpoints where endpoint_id = ${endpoint_id} for update`
+
+  const description = (nth: number) => ({ body: { description: `the ${nth}th` } })
+  const changes = Array.from({ length: 40 }, (_, nth) =>
+    busy.call('PATCH', `/v1/endpoints/${endpoint_id}`, description(nth)),
+  )
+  const waiting = () =>
+    sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%for update of p%'`
+  await waitFor(async () => (await waiting()).length > 0, { what: 'a change to wait' })
+  for (let nth = 0; nth < 5; nth++) {
+    await other.publish()
+    await other.createEndpoint('http://127.0.0.1:9/hook')
+  }
+  assert.ok((await waiting()).length <= 3)
+  await lock`commit`
+  // On a slow machine the lock was held for longer than they wait for others, or than their statement may take.
+  for (const { status } of await Promise.all(changes)) assert.ok([200, 500, 503].includes(status), `${status}`)
+})
+
 test('dead letters are taken although a replay of one of them and their taking wait for each other', async (t) => {
   const { url, sql } = await createDatabase(t)
   const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))

@@ -35,6 +35,9 @@ export type Input<R extends RouteConfig> = {
 /** The room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. */
 const TENANTS_BYTES = 32 * 1024 * 1024
 const ADMIN_BYTES = 4 * 1024 * 1024
+/** Changes and replays that are made at once: those of one tenant wait for each other's locks, each with a connection. */
+const MAX_CHANGES = 6
+const CHANGE_WAIT_MS = 2000
 
 /** How many mistakes are reported: a body can have a hundred thousand, and reporting them costs more than reading it. */
 const MAX_PROBLEMS = 20
@@ -59,6 +62,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
   /** One for all tenants together, and one for the operator, so that no tenant can keep the operator out. */
   const room = createRoom(TENANTS_BYTES)
   const adminRoom = createRoom(ADMIN_BYTES)
+  const changes = createRoom(MAX_CHANGES, CHANGE_WAIT_MS)
 
   function mount<R extends RouteConfig>(route: R, handle: (c: Context<Env>) => Promise<Response>) {
     app.openAPIRegistry.registerPath(route)
@@ -103,6 +107,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
           return known
         })
         const maxPayloadBytes = options.maxPayloadBytes?.(tenant) ?? 0
+        const isChange = options.action !== null && options.action !== 'read'
         const answer = async () => {
           let input: Input<R>
           try {
@@ -111,7 +116,8 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
             if (error instanceof AppError) await inTime(async () => await options.onRefused?.(tenant, c))
             throw error
           }
-          return await inTime(() => handler(c, tenant, input))
+          const work = () => handler(c, tenant, input)
+          return await inTime(() => (isChange ? changes.run(tenant.tenantId, 1, work) : work()))
         }
         // Only requests with a body take room.
         if (!route.request?.body) return await answer()
