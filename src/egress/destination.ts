@@ -45,7 +45,9 @@ const INTERNAL_SUFFIXES =
  * (the operator's exemptions) also lifts the rules for names that cannot be public, since a local receiver has one.
  */
 export function checkUrl(url: string, allow: readonly AddressRange[]): string | null {
-  if (url.length > MAX_URL_LENGTH) return `url must be at most ${MAX_URL_LENGTH} characters`
+  // Characters, not the halves of those beyond the first 65,536.
+  if (url.length > MAX_URL_LENGTH && [...url].length > MAX_URL_LENGTH)
+    return `url must be at most ${MAX_URL_LENGTH} characters`
   // On the raw text: `new URL` repairs `http:/host`, `http:\\host`, `ht\ntp://host` and leading spaces.
   if (!/^https?:\/\//i.test(url)) return 'url must start with http:// or https://'
   if (!URL.canParse(url)) return 'url is not a valid URL'

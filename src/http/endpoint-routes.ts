@@ -19,7 +19,7 @@ export const standingFields = {
   held_count: z.int().openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
   next_probe_at: timestamp.nullable().openapi({
     description:
-      'While failing: when the next delivery is tried. Null where it is ordered and the first waits for its retry, whose time that delivery tells.',
+      'While failing: when the next of its held deliveries is tried. Null where none is held, or it is ordered and the first one waits for its retry: then the deliveries tell when.',
   }),
 }
 
@@ -44,7 +44,7 @@ const endpointRecord = z
 const ok = z.object({ ok: z.literal(true) })
 const signingSecret = z.string().openapi({
   description: '`whsec_` and 32 bytes in base64. Shown here and never again.',
-  example: 'whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD2gMN/example=',
+  example: 'whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD/anExampleE=',
 })
 
 /** The fields of an endpoint that a client writes. */
@@ -156,7 +156,8 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
           .refine(
             (fields) => Object.values(fields).some((value) => value !== undefined),
             'must change at least one field',
-          ),
+          )
+          .openapi({ minProperties: 1 }),
       ),
     },
     responses: {

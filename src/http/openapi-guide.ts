@@ -42,6 +42,9 @@ Requests are counted per tenant and action (\`events:write\`, \`endpoints:write\
 ## Receiving webhooks
 See *Webhooks* below for the request. Verify \`${prefix}-signature\` over the raw body before parsing it: split it at spaces, and accept if any part equals \`v1,\` + base64(HMAC-SHA256(key, \`{${prefix}-event-id}.{${prefix}-timestamp}.{raw body}\`)), compared in constant time, where the key is the base64 part of the endpoint’s \`whsec_…\` secret, decoded. Refuse timestamps more than five minutes off. The same values stand in \`webhook-id\`, \`webhook-timestamp\` and \`webhook-signature\`, so any Standard Webhooks library verifies them. Deliveries are made at least once, oldest first but not strictly (unless the endpoint is \`ordered\`): deduplicate by \`${prefix}-delivery-id\`, or by \`webhook-id\` where one endpoint gets an event once.
 
+## What the service tells
+An endpoint that names one of these types in \`subscribed_events\` is told about the tenant’s other endpoints, by an event like any other: \`endpoint.disabled\`, with \`data\` of \`endpoint_id\`, \`url\`, \`reason\` (\`gone\` or \`failing\`) and \`since\`; \`endpoint.recovered\`, with \`endpoint_id\`; \`delivery.dead_lettered\`, with \`delivery_id\`, \`event_id\`, \`endpoint_id\`, \`event_type\`, \`dead_letter_reason\` and \`attempt_count\`. Not of dead letters because the month’s attempts are used up: nothing can be sent then.
+
 ## Errors
 Every error is \`{"ok": false, "error": "…", "details": …}\`; the strings do not change, and \`details\` is absent where there is nothing to add.
 

@@ -43,10 +43,13 @@ export const eventType = z
     example: 'invoice.paid',
   })
 
-/** A moment with an offset or `Z`. Ids begin in 1970: any moment before that is treated as 1970 (`firstId`). */
+/**
+ * A moment with an offset or `Z`. Ids begin in 1970: any moment before that is treated as 1970 (`firstId`). They have whole
+ * milliseconds, so what is at or after a moment between two of them is at or after the second one.
+ */
 const moment = z.iso
-  .datetime({ offset: true, error: 'must be an ISO 8601 time with an offset or Z' })
-  .transform((text) => new Date(text))
+  .datetime({ offset: true, error: 'must be an ISO 8601 time with an offset (whose + is %2B in a query) or Z' })
+  .transform((text) => new Date(Date.parse(text) + (/\.\d{3}\d*[1-9]/.test(text) ? 1 : 0)))
   .refine((date) => !Number.isNaN(date.getTime()), 'must be a time that there is')
 
 const wholeNumber = (min: number, max: number) =>

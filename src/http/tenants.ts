@@ -90,7 +90,7 @@ const createApiKey = createRoute({
         name: z.string().openapi({ example: 'Billing service' }),
         api_key: z.string().openapi({
           description: '`wb_live_` and 43 base64url characters.',
-          example: 'wb_live_EXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLE',
+          example: 'wb_live_EXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLE0',
         }),
         created_at: timestamp,
       }),

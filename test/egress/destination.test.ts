@@ -102,6 +102,9 @@ test('a URL may have 2048 characters', () => {
   const base = 'https://example.com/'
   assert.equal(checkUrl(base.padEnd(2048, 'a'), []), null)
   assert.equal(checkUrl(base.padEnd(2049, 'a'), []), 'url must be at most 2048 characters')
+  const emoji = (count: number) => base + '😀'.repeat(count - base.length)
+  assert.equal(checkUrl(emoji(2048), []), null)
+  assert.equal(checkUrl(emoji(2049), []), 'url must be at most 2048 characters')
 })
 
 test('a URL that a parser would repair is refused with what to change', () => {

@@ -104,6 +104,10 @@ describe('filters of deliveries', () => {
         ),
         [delivery_id],
       )
+      // Between this millisecond and the next one.
+      const finer = at.replace('Z', '4Z')
+      assert.ok(!(await find(`since=${finer}`)).includes(delivery_id))
+      assert.ok((await find(`until=${finer}`)).includes(delivery_id))
       const offset = `${new Date(Date.parse(at) + 2 * 3_600_000).toISOString().slice(0, -1)}%2B02:00`
       assert.deepEqual(await find(`since=${offset}`), await find(`since=${at}`))
     }
