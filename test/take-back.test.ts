@@ -17,7 +17,7 @@ const LOST = 'worker_lost'
 test('what lost its worker is due at once; what loses one after the other waits, and is dead-lettered after the fifth', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api', env: { RETRY_DELAY_SECONDS: '60' } })
+  const api = await startService(t, { databaseUrl, mode: 'api' })
   const tenant = await createTenant(api)
   await tenant.createEndpoint(receiver.url('/hook'))
   const cases = {
@@ -34,7 +34,7 @@ test('what lost its worker is due at once; what loses one after the other waits,
     ids[name] = id!
     // As if workers had claimed it so often, had recorded some of the attempts, and were gone.
     await sql`
-      update pgboss.job set state = 'active', started_on = now(), retry_count = ${claims - 1},
+      update pgboss.job set state = 'active', started_on = now(), retry_count = ${claims - 1}, retry_delay = 60,
         heartbeat_on = now() - ${silentSeconds} * interval '1 second' where name = 'deliveries' and id = ${id!}`
     await sql`
       insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, status_code, error, response_truncated, duration_ms, retry_state, started_at)
@@ -43,7 +43,7 @@ test('what lost its worker is due at once; what loses one after the other waits,
     await sql`update waybill.deliveries set attempt_count = ${failures} where delivery_id = ${id!}`
   }
 
-  const worker = await startService(t, { databaseUrl, mode: 'worker', env: { RETRY_DELAY_SECONDS: '60' } })
+  const worker = await startService(t, { databaseUrl, mode: 'worker' })
   const attemptsOf = async (name: string) => {
     const rows = (await tenant.call('GET', `/v1/deliveries/${ids[name]}/attempts`)).body.data
     return rows.map((row: { status_code: number; error: string }) => row.status_code ?? row.error)
