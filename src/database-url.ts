@@ -1,27 +1,46 @@
+import { createSecureContext } from 'node:tls'
 import { parse } from 'pg-connection-string'
 
 /** Those of libpq that say for certain whether and how the connection is encrypted. */
 const SSL_MODES = ['disable', 'require', 'verify-ca', 'verify-full']
+/** What libpq takes from the environment where the URL does not say it, beside what both drivers take from there themselves. */
+const SSL_VARIABLES = { sslmode: 'PGSSLMODE', sslrootcert: 'PGSSLROOTCERT', sslcert: 'PGSSLCERT', sslkey: 'PGSSLKEY' }
 
 /**
  * What a DATABASE_URL says, as libpq reads it, for drivers that would read it differently: the host, which may be the directory of a
  * Unix socket, and how the connection is encrypted (`sslmode`, `sslrootcert`, `sslcert`, `sslkey`; the files are read here). Of its
  * other parameters only `options` is used. Throws an Error with a sentence that carries no secret.
  */
-export function readDatabaseUrl(url: string) {
-  const given = new URL(url).searchParams
-  const mode = given.get('sslmode')
-  if (mode !== null && !SSL_MODES.includes(mode)) throw new Error(`sslmode must be one of ${SSL_MODES.join(', ')}`)
-  if (mode === 'verify-ca' && !given.has('sslrootcert')) throw new Error('sslmode=verify-ca needs sslrootcert')
-  const { host, port, database, user, password, ssl, options } = parse(url, { useLibpqCompat: true })
+export function readDatabaseUrl(text: string, env: Record<string, string | undefined> = process.env) {
+  const url = new URL(text)
+  const asked = url.searchParams
+  for (const [name, variable] of Object.entries(SSL_VARIABLES))
+    if (env[variable] && !asked.has(name) && !asked.has('ssl')) asked.set(name, env[variable])
+  const mode = asked.get('sslmode')
+  if (mode !== null && !SSL_MODES.includes(mode))
+    throw new Error(`sslmode (or PGSSLMODE) must be one of ${SSL_MODES.join(', ')}`)
+  if (mode === 'verify-ca' && !asked.has('sslrootcert')) throw new Error('sslmode=verify-ca needs sslrootcert')
+  if (asked.has('sslpassword')) throw new Error('sslpassword is not supported: the sslkey must not need one')
+  if (asked.get('ssl') === 'false') asked.set('ssl', '0')
+  asked.delete('uselibpqcompat')
+  const { host, port, database, user, password, ssl, options } = parse(url.href, { useLibpqCompat: true })
   if (typeof ssl === 'string') throw new Error('ssl must be true or false: for more, use sslmode')
+  if (typeof ssl === 'object') requireReadable(ssl)
   return {
-    host: host || 'localhost',
-    port: Number(port || 5432),
+    host: host || env.PGHOST || 'localhost',
+    port: Number(port || env.PGPORT || 5432),
     ...(database && { database }),
     ...(user && { user }),
     ...(password && { password }),
     ssl: ssl ?? false,
     ...(options && { options }),
+  }
+}
+
+function requireReadable(ssl: object): void {
+  try {
+    createSecureContext(ssl)
+  } catch (error) {
+    throw new Error(`sslrootcert, sslcert or sslkey cannot be read: ${(error as Error).message}`)
   }
 }

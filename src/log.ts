@@ -9,6 +9,9 @@ const PAGE_BYTES = 32_768
 const DELAY_MS = 20
 /** How much may wait while stdout takes nothing. */
 const MAX_WAITING = 8 * 1024 * 1024
+/** What an error of the database says in words, and where these have parameters or a row in them, as told by their form. */
+const WORDS = ['where', 'detail']
+const VALUES = /\$\d+ = |^JSON data|^Failing row/m
 /** How long writing the last lines is tried. */
 const LAST_MS = 500
 
@@ -27,9 +30,9 @@ export function createLog(level: string): Log {
     formatters: { level: (label) => ({ level: label }) },
     redact: {
       // err.client: pg attaches the whole connection, with its secrets, to its errors. err.where: where it is told to
-      // (log_parameter_max_length_on_error), the database names all parameters there.
-      paths: ['authorization', 'signing_secret', 'api_key', 'payload', 'err.client', 'err.where'],
-      censor: (value, path) => (path.at(-1) === 'where' && !String(value).includes('$1 = ') ? value : '***'),
+      // (log_parameter_max_length_on_error), the database names all parameters there. err.detail: a row that it refuses.
+      paths: ['authorization', 'signing_secret', 'api_key', 'payload', 'err.client', 'err.where', 'err.detail'],
+      censor: (value, path) => (WORDS.includes(String(path.at(-1))) && !VALUES.test(String(value)) ? value : '***'),
     },
   }
   const destination = pino.destination({

@@ -58,14 +58,39 @@ async function createTlsDatabase(t: TestContext) {
 suite('DATABASE_URL', { concurrency: 2 }, () => {
   for (const [url, read] of readings)
     test(`${url} is read as libpq reads it`, () => {
-      assert.deepEqual(readDatabaseUrl(url), read)
+      assert.deepEqual(readDatabaseUrl(url, {}), read)
     })
 
+  test('what it leaves open is taken from the environment, as libpq does', () => {
+    const env = { PGHOST: 'db.example', PGPORT: '6432', PGSSLMODE: 'require' }
+    const found = { database: 'd', ssl: { rejectUnauthorized: false } }
+    assert.deepEqual(readDatabaseUrl('postgres:///d', env), { ...found, host: 'db.example', port: 6432 })
+    assert.deepEqual(readDatabaseUrl('postgres://h:1/d', env), { ...found, host: 'h', port: 1 })
+    for (const query of ['sslmode=disable', 'ssl=false', 'ssl=0'])
+      assert.deepEqual(readDatabaseUrl(`postgres://h:1/d?${query}`, env), {
+        host: 'h',
+        port: 1,
+        database: 'd',
+        ssl: false,
+      })
+    assert.throws(() => readDatabaseUrl('postgres://h/d', { PGSSLMODE: 'prefer' }), /PGSSLMODE/)
+  })
+
+  test('a key that is none is refused in one sentence', async (t) => {
+    const key = join(await createDirectory(t), 'client.key')
+    await writeFile(key, 'nonsense')
+    assert.throws(
+      () => readDatabaseUrl(`postgres://h/d?sslmode=require&sslkey=${key}`, {}),
+      /^Error: sslrootcert, sslcert or sslkey cannot be read: /,
+    )
+  })
+
   for (const [query, said] of [
-    ['sslmode=prefer', 'sslmode must be one of disable, require, verify-ca, verify-full'],
-    ['sslmode=no-verify', 'sslmode must be one of disable, require, verify-ca, verify-full'],
+    ['sslmode=prefer', 'sslmode (or PGSSLMODE) must be one of disable, require, verify-ca, verify-full'],
+    ['sslmode=no-verify', 'sslmode (or PGSSLMODE) must be one of disable, require, verify-ca, verify-full'],
     ['sslmode=verify-ca', 'sslmode=verify-ca needs sslrootcert'],
     ['sslmode=verify-full&sslrootcert=/nowhere/ca.crt', "ENOENT: no such file or directory, open '/nowhere/ca.crt'"],
+    ['sslmode=require&sslpassword=hunter2', 'sslpassword is not supported: the sslkey must not need one'],
     ['ssl=require', 'ssl must be true or false: for more, use sslmode'],
   ] as const)
     test(`with ${query} it ends the start, which says why`, async (t) => {

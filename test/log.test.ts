@@ -26,7 +26,7 @@ suite('the log', () => {
   test('has where an error of the database came from, but no parameters of the statement', async (t) => {
     const { child, ended } = startLogging(
       t,
-      `for (const where of ['PL/pgSQL function f() line 3', "portal with parameters: $1 = 'acme', $2 = '{\\"card\\":4111}'"])
+      `for (const where of ['PL/pgSQL function f() line 3', "unnamed portal parameter $2 = 'SECRET'", "portal with parameters: $1 = 'acme', $2 = '{\\"card\\":4111}'"])
         log.error({ err: Object.assign(new Error('canceled'), { where }) }, 'request.failed')`,
     )
     const lines: string[] = []
@@ -34,7 +34,7 @@ suite('the log', () => {
     await ended
     assert.deepEqual(
       lines.map((line) => JSON.parse(line).err.where),
-      ['PL/pgSQL function f() line 3', '***'],
+      ['PL/pgSQL function f() line 3', '***', '***'],
     )
   })
 
