@@ -160,7 +160,11 @@ export async function startService(options: {
     })
     releasers.add('worker', () => worker.stop(graceMs), { atOnce: true })
     options.hurry.addEventListener('abort', () => void worker.stop(0))
-    const sweep = startSweep({ pool: upkeep, log })
+    const sweep = startSweep({
+      pool: upkeep,
+      log,
+      longestWaitSeconds: Math.max(config.BREAKER_PROBE_MAX_SECONDS, config.ATTEMPT_TIMEOUT_SECONDS + 10),
+    })
     releasers.add('sweep', sweep.stop)
   }
   return { port }

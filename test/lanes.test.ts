@@ -241,4 +241,37 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     await settled(sql)
     await assertBooks(sql)
   })
+
+  test('an endpoint with a new URL is not blamed for what fails at the old one', async (t) => {
+    const env = { ATTEMPT_TIMEOUT_SECONDS: '4', ENDPOINT_CONCURRENCY: '20', RETRY_DELAY_SECONDS: '1' }
+    const { sql, receiver, tenant, workers } = await start(t, { env })
+    receiver.script('/old', 500, () => new Promise<never>(() => {}))
+    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/old'))
+    await publishMany(sql, tenant.tenantId, 60)
+    await receiver.until(15, { path: '/old' })
+    await waitFor(async () => (await standingOf(sql, id)).held > 20, { what: 'some to be held' })
+    await tenant.call('PATCH', `/v1/endpoints/${id}`, { body: { url: receiver.url('/new') } })
+    await settled(sql)
+    const moves = workers[0]!.logs.filter(({ msg }) => msg === 'endpoint.state_changed').map(({ to }) => to)
+    assert.ok(!moves.includes('open'), moves.join())
+    assert.equal(receiver.at('/new').length, 60)
+    await assertBooks(sql)
+  })
+
+  test('what waits for a failing endpoint is dead-lettered with all else when the month is used up', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+    const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/failing')
+    await sql`
+      insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, breaker_since, next_probe_at)
+      values (${tenant.tenantId}, ${endpoint_id}, 'open', now(), now())`
+    await publishMany(sql, tenant.tenantId, 5)
+    await startService(t, {
+      databaseUrl,
+      mode: 'worker',
+      env: { MONTHLY_ATTEMPT_LIMIT: '0', ATTEMPT_TIMEOUT_SECONDS: '60' },
+    })
+    const dead = () => sql`select from waybill.deliveries where status = 'dead_lettered'`
+    await waitFor(async () => (await dead()).length === 5, { timeoutMs: 30_000, what: 'all to be dead-lettered' })
+  })
 })

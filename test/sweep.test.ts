@@ -90,3 +90,16 @@ test('what is to begin tomorrow, because the clock was ahead, begins now', async
   await receiver.until(2, { path: '/paced', timeoutMs: 60_000 })
   await receiver.until(2, { path: '/ordered', timeoutMs: 60_000 })
 })
+
+test('a probe that is due tomorrow, because the clock was ahead, is made now', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url())
+  await tenant.publish()
+  await sql`
+    update waybill.endpoint_stats set breaker = 'open', breaker_since = now(), next_probe_at = now() + interval '1 day'
+    where endpoint_id = ${endpoint_id}`
+  await startService(t, { databaseUrl, mode: 'worker' })
+  await receiver.until(1, { timeoutMs: 60_000 })
+})

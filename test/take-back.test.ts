@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { openDb } from '../src/db.ts'
+import { openDb, type Pool } from '../src/db.ts'
 import { type Claim, createClaim } from '../src/flow/claim.ts'
+import { createInHand } from '../src/flow/in-hand.ts'
 import { createRecord } from '../src/flow/record.ts'
 import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
@@ -163,3 +164,39 @@ for (const [lapsed, current] of [
     )
     await assertBooks(sql)
   })
+
+test('a hold that is tried again leaves alone what has been released and claimed since', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/never')
+  await publishMany(sql, tenant.tenantId, 1)
+  const log = createLog('silent')
+  const pool = openDb(url, { log, name: 'test', max: 2 })
+  cleanUp(t, () => pool.end())
+  const claim = createClaim(pool, 1e9)
+  const claimOne = async () => (await claim({ kind: 'first', thorough: true, max: 10 })).send[0] as Claim
+  const first = await claimOne()
+  const { promise: held, resolve: isHeld } = Promise.withResolvers<void>()
+  const { promise: claimedAgain, resolve: goOn } = Promise.withResolvers<void>()
+  let tries = 0
+  const losing = async (parts: TemplateStringsArray, ...values: never[]) => {
+    if (tries++ > 0) return await pool(parts, ...values)
+    await pool(parts, ...values)
+    isHeld()
+    await claimedAgain
+    throw Object.assign(new Error('the answer is lost'), { code: 'CONNECTION_CLOSED' })
+  }
+  const inHand = createInHand({ pool: losing as unknown as Pool, slots: 5, closing: new AbortController().signal, log })
+  inHand.take(first, () => () => {})
+  const holding = inHand.hold([first], { counted: true })
+  await held
+  await sql`select * from waybill.release_held(array[${tenant.tenantId}], array[${endpoint_id}]::uuid[], array[0], array[5], '10 seconds')`
+  assert.equal((await claimOne()).deliveryId, first.deliveryId)
+  goOn()
+  await holding
+  assert.equal(tries, 2)
+  const [state] = await sql`
+    select d.held, j.state, (select count::int from waybill.usage where metric = 'attempts') as usage
+    from waybill.deliveries d left join pgboss.job j on j.id = d.delivery_id`
+  assert.deepEqual({ ...state }, { held: false, state: 'active', usage: 1 })
+})

@@ -9,7 +9,7 @@ create or replace function waybill.record(tenants text[], deliveries uuid[], fen
 returns table (tenant_id text, endpoint_id uuid, settled uuid[], held float8, failure_streak int, failing_seconds float8,
                breaker waybill.breaker, ramp int, failed_probes int, probing uuid)
 language plpgsql
-set plan_cache_mode = force_generic_plan
+set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -60,9 +60,14 @@ begin
     select tenant_id, endpoint_id, array_agg(status_code order by started_at desc, attempt_number desc) as codes,
       max(started_at) filter (where retry_state = 'succeeded') as last_success_at,
       max(started_at) filter (where retry_state <> 'succeeded') as last_failure_at,
-      min(started_at) filter (where retry_state <> 'succeeded') as first_failure_at,
-      count(*) filter (where retry_state <> 'succeeded') as failures
-    from made group by tenant_id, endpoint_id
+      min(started_at) filter (where is_strike) as first_failure_at, count(*) filter (where is_strike) as failures
+    from made m cross join lateral (
+      -- What failed at another URL than the endpoint has now says nothing about that one.
+      select case when retry_state <> 'succeeded' then (
+        select p.url = m.url from waybill.endpoints p where p.tenant_id = m.tenant_id and p.endpoint_id = m.endpoint_id
+      ) else false end as is_strike offset 0
+    ) u
+    group by tenant_id, endpoint_id
   ), moved as (
     select tenant_id, endpoint_id, array_agg(delivery_id) as settled,
       count(*) filter (where status = 'retrying') - count(*) filter (where old_status = 'retrying') as retrying,

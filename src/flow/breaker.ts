@@ -25,6 +25,8 @@ export type Evidence = {
   successes: number
   /** Whether the probe that was under way has failed. */
   probeFailed: boolean
+  /** Whether the probe that was due has not been made, since the month's attempts are used up. */
+  probeUnmade: boolean
   failureStreak: number
   failingSeconds: number
   held: number
@@ -53,6 +55,7 @@ export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): 
   if (now.state === 'open') {
     if (seen.successes > 0)
       return closedOr({ state: 'half_open', ramp: RAMP_START, failedProbes: now.failedProbes, probeInSeconds: null })
+    if (seen.probeUnmade) return { ...now, probeInSeconds: 0 }
     return seen.probeFailed ? reopen(now.failedProbes + 1) : now
   }
   if (seen.successes === 0 && seen.failureStreak >= HALF_OPEN_FAILURES) return reopen(now.failedProbes + 1)

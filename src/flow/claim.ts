@@ -29,6 +29,8 @@ export type Claim = {
   startAt: number | null
   /** The database's clock minus this process's, in milliseconds. */
   clockOffsetMs: number
+  /** When it was claimed, by the database's clock, in milliseconds. */
+  claimedAtMs: number
   /** How this process has it in hand (flow/in-hand.ts); null once it has let go. */
   hand: Hand | null
   /** Since when its request has been under way (flow/lanes.ts), by performance.now(); else null. */
@@ -39,7 +41,7 @@ export type Claim = {
 type Hand = { place: Place<ClaimedJob>; occupy: () => () => void; freeSlot: (() => void) | null; isAnswered: boolean }
 
 /** What it takes to put a claimed job away. */
-export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'hand'>
+export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'claimedAtMs' | 'hand'>
 
 /** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, or gone. */
 export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[] }
@@ -101,6 +103,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
       deliveryId: row.delivery_id,
       endpointId: row.endpoint_id,
       job: { id: row.delivery_id, retryCount: row.retry_count },
+      claimedAtMs: row.now_ms,
       hand: null,
     }
     if (row.status !== 'pending' && row.status !== 'retrying') claimed.obsolete.push(ids)

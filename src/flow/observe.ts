@@ -69,7 +69,8 @@ function moveBreakers(standings: Standing[], results: Result[], rules: EndpointR
     (standing) => standing.breaker !== 'closed' || standing.failure_streak >= rules.failures,
   )
   return suspects.flatMap((standing) => {
-    const theirs = results.filter(({ claim, outcome }) => claim.endpointId === standing.endpoint_id && outcome !== null)
+    const all = results.filter(({ claim }) => claim.endpointId === standing.endpoint_id)
+    const theirs = all.filter(({ outcome }) => outcome !== null)
     const successes = theirs.filter(({ ending }) => ending === 'delivered').length
     const now: Breaker = {
       state: standing.breaker,
@@ -84,6 +85,7 @@ function moveBreakers(standings: Standing[], results: Result[], rules: EndpointR
         probeFailed: theirs.some(
           ({ claim, ending }) => claim.deliveryId === standing.probing && ending !== 'delivered',
         ),
+        probeUnmade: all.some(({ claim, outcome }) => claim.deliveryId === standing.probing && outcome === null),
         failureStreak: standing.failure_streak,
         failingSeconds: standing.failing_seconds,
         held: standing.held,

@@ -20,14 +20,22 @@ const NONE: Endpoint = { tenant_id: '', endpoint_id: '00000000-0000-0000-0000-00
  * backup combines two moments) is held, and so comes back with the retries that it had left. One process does it at a time, from
  * endpoint to endpoint, so that it gets through however long the queue is.
  */
-export function startSweep({ pool, log }: { pool: Pool; log: Log }): Loop {
+export function startSweep({
+  pool,
+  log,
+  longestWaitSeconds,
+}: {
+  pool: Pool
+  log: Log
+  longestWaitSeconds: number
+}): Loop {
   let last = NONE
   return startLoop({
     name: 'sweep',
     idleMs: SWEEP_MS,
     log,
     async run() {
-      if (last === NONE) await forgetFuture(pool)
+      if (last === NONE) await forgetFuture(pool, longestWaitSeconds)
       const before = last
       const next = await endpointsAfter(pool, before)
       last = next.at(-1) ?? NONE
@@ -75,13 +83,19 @@ async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
 
 /**
  * Mends what a clock that was set back leaves in the future: until it is that late again, tenants would be refused by rate windows
- * that have not begun, paced endpoints would have no time slot, and ordered ones would wait for the delivery that is queued.
+ * that have not begun, paced endpoints would have no time slot, failing ones no probe, and ordered ones would wait for the delivery
+ * that is queued. `longestWaitSeconds`: what a probe is put off by at most.
  */
-async function forgetFuture(pool: Pool): Promise<void> {
+async function forgetFuture(pool: Pool, longestWaitSeconds: number): Promise<void> {
   await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
   await pool`
     update waybill.endpoint_stats set next_slot = null where (tenant_id, endpoint_id) in (
       select tenant_id, endpoint_id from waybill.endpoint_stats where next_slot > now() + interval '5 seconds'
+      order by tenant_id, endpoint_id for no key update skip locked)`
+  await pool`
+    update waybill.endpoint_stats set next_probe_at = now() where (tenant_id, endpoint_id) in (
+      select tenant_id, endpoint_id from waybill.endpoint_stats
+      where breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second'
       order by tenant_id, endpoint_id for no key update skip locked)`
   await pool`
     update pgboss.job set start_after = now()

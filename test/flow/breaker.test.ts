@@ -7,6 +7,7 @@ const CLOSED: Breaker = { state: 'closed', ramp: null, failedProbes: 0, probeInS
 const NOTHING: Evidence = {
   successes: 0,
   probeFailed: false,
+  probeUnmade: false,
   failureStreak: 0,
   failingSeconds: 0,
   held: 100,

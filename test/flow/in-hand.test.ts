@@ -15,7 +15,14 @@ test('as many as there are slots wait without one, and who is under way has one 
   }
   const [started, ...waiting] = Array.from({ length: 4 }, (_, nth): ClaimedJob => {
     const id = String(nth)
-    const claim = { tenantId: 'acme', deliveryId: id, endpointId: 'one', job: { id, retryCount: 0 }, hand: null }
+    const claim = {
+      tenantId: 'acme',
+      deliveryId: id,
+      endpointId: 'one',
+      job: { id, retryCount: 0 },
+      claimedAtMs: 0,
+      hand: null,
+    }
     inHand.take(claim, takeSlot)
     if (nth === 0) inHand.takeSlot(claim)
     else inHand.wait(claim)
