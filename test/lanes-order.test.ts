@@ -236,6 +236,20 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  test('a tenant that spreads its backlog over many endpoints has one turn all the same', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const api = await startService(t, { databaseUrl, mode: 'api' })
+    const [many, one] = [await createTenant(api), await createTenant(api)]
+    for (const tenant of [one, ...Array(20).fill(many)]) await tenant.createEndpoint('http://127.0.0.1:9/hook')
+    for (let nth = 0; nth < 60; nth++) await many.publish()
+    const { delivery_ids } = await one.publish()
+    const [before] = await sql`
+      select count(*)::int from pgboss.job where name = 'deliveries'
+        and priority >= (select priority from pgboss.job where id = ${delivery_ids[0] as string})`
+    // All of the 1200, where an endpoint was charged only for more than 64.
+    assert.ok(before?.count < 600, `${before?.count} stand before it`)
+  })
+
   test('what two have queued for an endpoint at the same places counts twice for the places of what comes next', async (t) => {
     const { sql, receiver, tenant } = await start(t)
     const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))

@@ -130,9 +130,9 @@ begin
   with kinds as materialized (
     select distinct tenant_id, event_type from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null
   ), turns as materialized (
-    -- A tenant's turn is shared by its endpoints that have a backlog.
-    select tenant_id, (select greatest(1, count(*)) / 64.0 from waybill.endpoint_stats b
-                       where b.tenant_id = t.tenant_id and b.pending + b.retrying - b.held > 64) as step
+    -- A tenant's turn is shared by its endpoints that have a backlog; one of 64 counts in full, a smaller one as the part that it is.
+    select tenant_id, (select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 from waybill.endpoint_stats b
+                       where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held) as step
     from (select distinct tenant_id from kinds) t
   )
   select array_agg(k.tenant_id), array_agg(k.event_type), array_agg(e.endpoint_id),
