@@ -71,11 +71,14 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
 /** HTTP/1.1 only. One for all clients, so that a receiver's TLS sessions are resumed on later connections. */
 const startTls = buildConnector({ allowH2: false, timeout: 0, rejectUnauthorized: true })
 
-/** The connector of one undici client: TCP by `openTcp`, then TLS where the URL asks for it. */
+/**
+ * The connector of one undici client: TCP by `openTcp`, then TLS where the URL asks for it. `wire` is the TCP socket, whose
+ * `bytesRead` are those that came, encrypted or not.
+ */
 export function createConnector(
   openTcp: OpenTcp,
   signal: AbortSignal,
-  onConnected: (socket: Socket) => void,
+  onConnected: (socket: Socket, wire: Socket) => void,
 ): buildConnector.connector {
   return (options, callback) => {
     const secure = options.protocol === 'https:'
@@ -83,7 +86,7 @@ export function createConnector(
     openTcp({ hostname: options.hostname, port }, signal).then(
       (socket) => {
         if (!secure) {
-          onConnected(socket)
+          onConnected(socket, socket)
           callback(null, socket)
           return
         }
@@ -93,7 +96,7 @@ export function createConnector(
             callback(connectError(error, classifyTls), null)
             return
           }
-          onConnected(tlsSocket as Socket)
+          onConnected(tlsSocket as Socket, socket)
           callback(null, tlsSocket as Socket)
         })
       },

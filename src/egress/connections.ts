@@ -17,6 +17,8 @@ const MAX_HEADER_BYTES = 16_384
  * bounds for those alone; a reason, an extension of a chunk or white space could go on for ever.
  */
 const MAX_READ_BYTES = 1024 * 1024
+/** How many TLS session tickets a connection may bring. Servers send one to four; each takes time from other attempts. */
+const MAX_TICKETS = 32
 /** Nobody sees it, as the attempt has ended. Made once, since a stack trace at every close is expensive. */
 const CANCELLED = new Error('cancelled')
 
@@ -65,12 +67,17 @@ export function createConnections(openTcp: OpenTcp): Connections {
       keepAliveMaxTimeout: IDLE_TIMEOUT_MS,
       keepAliveTimeoutThreshold: 1000,
       maxHeaderSize: MAX_HEADER_BYTES,
-      connect: createConnector(openTcp, controller.signal, (connected) => {
-        socket = connected
+      connect: createConnector(openTcp, controller.signal, (connected, wire) => {
+        socket = wire
         fresh = true
         // Before undici's own, which reads.
         connected.on('readable', () => {
-          if (connected.bytesRead > readable) connected.destroy(new ConnectError(failure('response_too_large')))
+          if (wire.bytesRead > readable) connected.destroy(new ConnectError(failure('response_too_large')))
+        })
+        // They bring nothing that is readable.
+        let tickets = 0
+        connected.on('session', () => {
+          if (++tickets > MAX_TICKETS) connected.destroy(new ConnectError(failure('protocol_error')))
         })
       }),
     })

@@ -35,8 +35,8 @@ const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(reques
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
-  /** Every connection, with the request that came last, until it is answered, and how many are not. */
-  const connections = new Map<Duplex, { request: IncomingMessage | null; unanswered: number }>()
+  /** Every connection, with the request that came last, until it is answered, and what begins each one that is not answered. */
+  const connections = new Map<Duplex, { request: IncomingMessage | null; unanswered: (() => void)[] }>()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
@@ -54,22 +54,28 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     // Gone, if what came before in the same packet has cut it off.
     const connection = connections.get(request.socket)
     if (connection === undefined) return
-    const isBusy = connection.request?.complete === true
     connection.request = request
-    if (++connection.unanswered > MAX_PIPELINED) {
+    const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
+    const isBehind = connection.unanswered.length > 0
+    const begin = () => {
+      if (request.socket.destroyed) return
+      if (lacksHost) refusal(400, 'must carry a Host header', response.requestId).end(request.socket)
+      else void answer(request, response)
+    }
+    if (connection.unanswered.push(begin) > MAX_PIPELINED || (lacksHost && isBehind)) {
       request.socket.destroy()
       return
     }
     response.once('close', () => {
-      connection.unanswered--
+      connection.unanswered.shift()
+      // One after the other, each in a turn of its own: what many connections send ahead would else all begin in one turn.
+      const [next] = connection.unanswered
+      if (next) setImmediate(next)
       if (connection.request === request) connection.request = null
       // An answer that had begun before then leaves its connection open.
       if (draining) setImmediate(() => server.closeIdleConnections())
     })
-    if (request.headers.host === undefined && request.httpVersionMinor > 0) {
-      if (isBusy) request.socket.destroy()
-      else refusal(400, 'must carry a Host header', response.requestId).end(request.socket)
-    } else void answer(request, response)
+    if (!isBehind) begin()
   }
   const server = createServer(
     {
@@ -86,7 +92,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     onRequest,
   )
   server.on('connection', (socket: Socket) => {
-    connections.set(socket, { request: null, unanswered: 0 })
+    connections.set(socket, { request: null, unanswered: [] })
     // Each of many requests on one connection may wait for its end (http/reads.ts).
     socket.setMaxListeners(0)
     const unread = cutUnread(socket)

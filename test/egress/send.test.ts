@@ -390,6 +390,24 @@ for (const [what, head, filler] of [
     assert.ok(sent < 16 * 1024 * 1024, `${sent} bytes`)
   })
 
+test('so is one over TLS', async (t) => {
+  const server = createTlsServer({ key: KEY, cert: TRUSTED })
+  const receiver = await listen(server, 'secureConnection', (socket: Socket) => {
+    socket.on('error', () => {})
+    onRequest(socket, () => {
+      socket.write('HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;')
+      const pump = () => {
+        while (!socket.destroyed && socket.write('a'.repeat(1000)));
+      }
+      socket.on('drain', pump)
+      pump()
+    })
+  })
+  t.after(() => receiver.close())
+  const outcome = await startSender(t, { timeoutMs: 20_000 }).post(receiver.url.replace('http:', 'https:'))
+  assert.equal(outcome.error, 'response_too_large')
+})
+
 test('each request of a connection may be answered by so much', async (t) => {
   const answer = `HTTP/1.1 200 OK\r\ncontent-length: 9000\r\n\r\n${'a'.repeat(9000)}`
   const receiver = await startRaw(t, answer)
