@@ -20,7 +20,6 @@ export function readDatabaseUrl(text: string, env: Record<string, string | undef
   if (mode !== null && !SSL_MODES.includes(mode))
     throw new Error(`sslmode (or PGSSLMODE) must be one of ${SSL_MODES.join(', ')}`)
   if (mode === 'verify-ca' && !asked.has('sslrootcert')) throw new Error('sslmode=verify-ca needs sslrootcert')
-  if (asked.has('sslpassword')) throw new Error('sslpassword is not supported: the sslkey must not need one')
   if (asked.get('ssl') === 'false') asked.set('ssl', '0')
   asked.delete('uselibpqcompat')
   const { host, port, database, user, password, ssl, options } = parse(url.href, { useLibpqCompat: true })

@@ -90,7 +90,6 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
     ['sslmode=no-verify', 'sslmode (or PGSSLMODE) must be one of disable, require, verify-ca, verify-full'],
     ['sslmode=verify-ca', 'sslmode=verify-ca needs sslrootcert'],
     ['sslmode=verify-full&sslrootcert=/nowhere/ca.crt', "ENOENT: no such file or directory, open '/nowhere/ca.crt'"],
-    ['sslmode=require&sslpassword=hunter2', 'sslpassword is not supported: the sslkey must not need one'],
     ['ssl=require', 'ssl must be true or false: for more, use sslmode'],
   ] as const)
     test(`with ${query} it ends the start, which says why`, async (t) => {
