@@ -1,8 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import { PgBoss, type Db as QueueDb } from 'pg-boss'
-import { readDatabaseUrl } from './database-url.ts'
 import type { Log } from './log.ts'
-import { DELIVERIES, type QueueSettings, queues } from './queue.ts'
+import { bossAddress, DELIVERIES, type QueueSettings, queues } from './queue.ts'
 
 /**
  * Installs pg-boss's schema, makes the two queues where they are missing, and makes pg-boss's own statements callable from our
@@ -11,7 +10,7 @@ import { DELIVERIES, type QueueSettings, queues } from './queue.ts'
  * the schema that pg-boss has been brought to.
  */
 export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
-  const boss = new PgBoss({ ...readDatabaseUrl(url), max: 1, supervise: false, schedule: false })
+  const boss = new PgBoss({ ...bossAddress(url), max: 1, supervise: false, schedule: false })
   boss.on('error', (error) => log.error({ err: error }, 'queue.error'))
   await boss.start()
   try {

@@ -37,15 +37,19 @@ const NEVER_HANGING = {
   keepAliveInitialDelayMillis: 5000,
 }
 
+/** Where pg-boss connects to, isolating its transactions as ours are, whatever server, database or role are set to. */
+export function bossAddress(url: string) {
+  const address = readDatabaseUrl(url)
+  return { ...address, options: `${address.options ?? ''} -c default_transaction_isolation=read\\ committed` }
+}
+
 /**
  * pg-boss on connections of its own: it runs multi-statement transactions, which our driver refuses on a pool. Once started it
  * supervises its queues, and runs what is scheduled.
  */
 export function createBoss(url: string, log: Log): PgBoss {
-  const address = readDatabaseUrl(url)
   const boss = new PgBoss({
-    ...address,
-    options: `${address.options ?? ''} -c default_transaction_isolation=read\\ committed`,
+    ...bossAddress(url),
     ...NEVER_HANGING,
     application_name: 'waybill queue',
     max: 2,
