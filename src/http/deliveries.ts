@@ -27,7 +27,7 @@ const listDeliveries = createRoute({
     'Filters narrow together. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond. They also bound what a list reads: where other filters match little of very much, it takes too long without, and is an invalid request.',
   security,
   request: { query: deliveriesQuery },
-  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS, 'overloaded') },
+  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
 })
 
 const listDeadLetters = createRoute({
@@ -39,7 +39,7 @@ const listDeadLetters = createRoute({
   description: 'Deliveries that were given up on. Each waits here until it is replayed or falls to retention.',
   security,
   request: { query: dlqQuery },
-  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS, 'overloaded') },
+  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
 })
 
 const getDelivery = createRoute({
@@ -92,7 +92,7 @@ const listAttempts = createRoute({
   request: { params: deliveryPath, query: attemptsQuery },
   responses: {
     200: answers('Oldest first', listOf(attempt)),
-    ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'overloaded'),
+    ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found'),
   },
 })
 

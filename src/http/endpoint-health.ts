@@ -44,7 +44,7 @@ const getEndpointHealth = createRoute({
         })
         .openapi('EndpointHealth'),
     ),
-    ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found', 'overloaded'),
+    ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found'),
   },
 })
 

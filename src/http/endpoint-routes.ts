@@ -121,7 +121,7 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     request: { query: endpointsQuery },
     responses: {
       200: answers('Newest first', listOf(endpointRecord)),
-      ...errorAnswers(...TENANT_ERRORS, 'overloaded'),
+      ...errorAnswers(...TENANT_ERRORS),
     },
   }),
   get: createRoute({

@@ -175,8 +175,14 @@ export const errorTable = () =>
   ].join('\n')
 
 /** What any tenant route can answer with. */
-export const TENANT_ERRORS = ['missing_token', 'invalid_api_key', 'rate_limited', 'invalid_request'] as const
+export const TENANT_ERRORS = [
+  'missing_token',
+  'invalid_api_key',
+  'rate_limited',
+  'invalid_request',
+  'overloaded',
+] as const
 /** What any admin route can answer with. */
-export const ADMIN_ERRORS = ['missing_token', 'invalid_admin_key', 'invalid_request'] as const
+export const ADMIN_ERRORS = ['missing_token', 'invalid_admin_key', 'invalid_request', 'overloaded'] as const
 /** What any route with a body can answer with besides. */
-export const BODY_ERRORS = ['invalid_json', 'payload_too_large', 'request_timeout', 'overloaded'] as const
+export const BODY_ERRORS = ['invalid_json', 'payload_too_large', 'request_timeout'] as const

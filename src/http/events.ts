@@ -35,7 +35,7 @@ const getEvent = createRoute({
         })
         .openapi('Event'),
     ),
-    ...errorAnswers(...TENANT_ERRORS, 'event_not_found', 'overloaded'),
+    ...errorAnswers(...TENANT_ERRORS, 'event_not_found'),
   },
 })
 
@@ -50,7 +50,7 @@ const listEventDeliveries = createRoute({
   request: { params: eventPath, query: pageQuery },
   responses: {
     200: answers('Newest first', listOf(deliveryRecord)),
-    ...errorAnswers(...TENANT_ERRORS, 'event_not_found', 'overloaded'),
+    ...errorAnswers(...TENANT_ERRORS, 'event_not_found'),
   },
 })
 

@@ -42,7 +42,7 @@ const getMetrics = createRoute({
         })
         .openapi('MetricsSummary'),
     ),
-    ...errorAnswers(...TENANT_ERRORS, 'overloaded'),
+    ...errorAnswers(...TENANT_ERRORS),
   },
 })
 
