@@ -1,5 +1,7 @@
+import { request as askPlainly } from 'node:http'
+import { request as askWithTls } from 'node:https'
 import { connect as connectTcp, isIP, type Socket } from 'node:net'
-import { buildConnector, Client } from 'undici'
+import { buildConnector } from 'undici'
 import { type AddressRange, isBlockedAddress } from './address.ts'
 import { isLocalhostName } from './destination.ts'
 import { ConnectError, classify, classifyTls, connectError, failure } from './failure.ts'
@@ -45,27 +47,35 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
 
 /** Connects through an HTTP CONNECT proxy, which resolves the name and filters its addresses itself. */
 export function openThroughProxy(proxyUrl: string): OpenTcp {
-  const { origin, username, password } = new URL(proxyUrl)
+  const { protocol, hostname: host, port: proxyPort, username, password } = new URL(proxyUrl)
+  const ask = protocol === 'https:' ? askWithTls : askPlainly
+  // An IPv6 address goes without its brackets. The name in the certificate is the proxy’s; Node would take it from the request.
+  const address = host.replace(/^\[|\]$/g, '')
+  const proxy = { host: address, port: proxyPort, servername: isIP(address) ? '' : address }
   const credentials = Buffer.from(`${decodeURIComponent(username)}:${decodeURIComponent(password)}`).toString('base64')
   const headers = username === '' ? {} : { 'proxy-authorization': `Basic ${credentials}` }
-  return async ({ hostname, port }, signal) => {
-    const path = `${isIP(hostname) === 6 ? `[${hostname}]` : hostname}:${port}`
-    const client = new Client(origin, { allowH2: false, connectTimeout: 0, headersTimeout: 0 })
-    const { statusCode, socket } = await client
-      .connect({ path, headers: { ...headers, host: path }, signal })
-      .catch((error: unknown) => {
-        client.destroy()
-        throw connectError(error, () => failure('proxy_error'))
-      })
-    socket.on('error', () => {})
-    if (statusCode === 200) {
-      signal.addEventListener('abort', () => socket.destroy(), { once: true })
-      return socket as Socket
-    }
-    socket.destroy()
-    // 403 is the common answer to a forbidden destination, 407 that of smokescreen.
-    throw new ConnectError(failure(statusCode === 403 || statusCode === 407 ? 'blocked_destination' : 'proxy_error'))
-  }
+  return ({ hostname, port }, signal) =>
+    new Promise((resolve, reject) => {
+      const path = `${isIP(hostname) === 6 ? `[${hostname}]` : hostname}:${port}`
+      ask({ ...proxy, method: 'CONNECT', path, headers: { ...headers, host: path }, agent: false, signal })
+        .on('error', (error) => reject(connectError(error, () => failure('proxy_error'))))
+        .on('connect', ({ statusCode }, tunnel: Socket, head) => {
+          // Never removed: an error before undici adds its own listener would end the process.
+          tunnel.on('error', () => {})
+          if (statusCode === 200) {
+            signal.addEventListener('abort', () => tunnel.destroy(), { once: true })
+            if (head.length > 0) tunnel.unshift(head)
+            resolve(tunnel)
+            return
+          }
+          tunnel.destroy()
+          // 403 is the common answer to a forbidden destination, 407 that of smokescreen.
+          reject(
+            new ConnectError(failure(statusCode === 403 || statusCode === 407 ? 'blocked_destination' : 'proxy_error')),
+          )
+        })
+        .end()
+    })
 }
 
 /** HTTP/1.1 only. One for all clients, so that a receiver's TLS sessions are resumed on later connections. */

@@ -97,9 +97,11 @@ export function createConnections(openTcp: OpenTcp): Connections {
         controller.abort()
       },
     }
-    // While in use, an attempt deals with the loss itself.
-    client.on('disconnect', () => {
+    client.on('disconnect', (_origin, _clients, error) => {
+      // While in use, an attempt deals with the loss itself, unless its request was still to be written: for that one undici
+      // would connect again and again.
       if (connection.idle) connection.cancel()
+      else if (fresh) void client.destroy(error)
     })
     return connection
   }

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { createServer as createHttpServer } from 'node:http'
+import { createServer as createHttpsServer } from 'node:https'
 import { connect, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -689,9 +690,9 @@ test('a shutdown interrupts attempts at any stage without an outcome, and those 
 
 // The egress proxy.
 
-async function startProxy(t: TestContext, status = 200) {
+async function startProxy(t: TestContext, status = 200, { tls = false } = {}) {
   const asked: { target: string; authorization: string | undefined }[] = []
-  const server = createHttpServer()
+  const server = tls ? createHttpsServer({ key: KEY, cert: TRUSTED }) : createHttpServer()
   server.on('connect', (request, client: Socket) => {
     asked.push({ target: request.url ?? '', authorization: request.headers['proxy-authorization'] })
     if (status !== 200) {
@@ -702,28 +703,70 @@ async function startProxy(t: TestContext, status = 200) {
     const upstream = connect(port, '127.0.0.1', () => client.write('HTTP/1.1 200 OK\r\n\r\n'))
     upstream.on('error', () => client.destroy())
     client.on('error', () => upstream.destroy())
+    client.on('close', () => upstream.destroy())
     upstream.pipe(client).pipe(upstream)
   })
   const proxy = await listen(server, 'unused', () => {})
   t.after(() => proxy.close())
-  return { url: `http://user:p%40ss@127.0.0.1:${proxy.port}`, port: proxy.port, asked }
+  return { ...proxy, url: `${tls ? 'https' : 'http'}://user:p%40ss@127.0.0.1:${proxy.port}`, asked }
 }
 
-test('an egress proxy gets names unresolved, and the request goes through its tunnel', async (t) => {
-  const proxy = await startProxy(t)
-  const http = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
-  const https = await startTls(t, { cert: TRUSTED })
-  const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
-  for (const url of [`http://a.example.test:${http.port}/`, `https://b.example.test:${https.port}/`]) {
-    const first = await post(url)
-    assert.deepEqual([first.error, first.responseBody], [null, 'ok'])
-    assert.equal((await post(url)).error, null)
+for (const tls of [false, true])
+  test(`an egress proxy${tls ? ' behind TLS' : ''} gets names unresolved, and the request goes through its tunnel`, async (t) => {
+    const proxy = await startProxy(t, 200, { tls })
+    const http = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+    const https = await startTls(t, { cert: TRUSTED })
+    const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
+    for (const url of [`http://a.example.test:${http.port}/`, `https://b.example.test:${https.port}/`]) {
+      const first = await post(url)
+      assert.deepEqual([first.error, first.responseBody], [null, 'ok'])
+      assert.equal((await post(url)).error, null)
+    }
+    const authorization = `Basic ${Buffer.from('user:p@ss').toString('base64')}`
+    assert.deepEqual(proxy.asked, [
+      { target: `a.example.test:${http.port}`, authorization },
+      { target: `b.example.test:${https.port}`, authorization },
+    ])
+  })
+
+for (const tls of [false, true])
+  test(`a receiver behind an egress proxy${tls ? ' behind TLS' : ''} cannot bring in more than one that is not`, async (t) => {
+    const proxy = await startProxy(t, 200, { tls })
+    const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
+    const flood = (socket: Socket, bytes: string) => {
+      const more = () => {
+        while (!socket.destroyed && socket.write(bytes));
+      }
+      socket.on('drain', more)
+      more()
+    }
+    const unasked = await startTcp(t, (socket) => flood(socket, 'x'.repeat(65_536)))
+    const endless = await startTcp(t, (socket) =>
+      onRequest(socket, () => {
+        socket.write('HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;')
+        flood(socket, 'x'.repeat(65_536))
+      }),
+    )
+    const attempts = [
+      [unasked, 'http', 'protocol_error'],
+      [unasked, 'https', 'tls_error'],
+      [endless, 'http', 'response_too_large'],
+    ] as const
+    for (const [receiver, scheme, error] of attempts) {
+      const before = proxy.asked.length
+      assertFailed(await post(`${scheme}://a.example.test:${receiver.port}/`), error)
+      await allClosed(receiver)
+      assert.equal(proxy.asked.length - before, 1, 'one connection')
+    }
+  })
+
+test('an attempt ends its connection to an egress proxy at any stage', async (t) => {
+  const silent = await startTcp(t, (socket) => socket.resume())
+  for (const scheme of ['http', 'https']) {
+    const { post } = startSender(t, { allow: [], proxyUrl: `${scheme}://127.0.0.1:${silent.port}` })
+    assertFailed(await post('http://a.example.test/'), 'timeout')
+    await allClosed(silent)
   }
-  const authorization = `Basic ${Buffer.from('user:p@ss').toString('base64')}`
-  assert.deepEqual(proxy.asked, [
-    { target: `a.example.test:${http.port}`, authorization },
-    { target: `b.example.test:${https.port}`, authorization },
-  ])
 })
 
 test('an egress proxy is not asked for what the rules refuse', async (t) => {
@@ -747,7 +790,4 @@ test('a refusal by the egress proxy, or its absence, is a failed attempt', async
   }
   const { post } = startSender(t, { allow: [], proxyUrl: 'http://127.0.0.1:1' })
   assertFailed(await post('http://a.example.test/'), 'proxy_error')
-  const silent = await startTcp(t, (socket) => socket.resume())
-  const waiting = startSender(t, { allow: [], proxyUrl: `http://127.0.0.1:${silent.port}` })
-  assertFailed(await waiting.post('http://a.example.test/'), 'timeout')
 })
