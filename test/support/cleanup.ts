@@ -1,5 +1,9 @@
 /** A test's context, or `{ after }` of node:test for what lives as long as the file. */
-export type Scope = { after: (callback: () => Promise<void>) => void }
+export type Scope = {
+  after: (callback: () => Promise<void>) => void
+  passed?: boolean
+  diagnostic?: (message: string) => void
+}
 
 const opened = new WeakMap<Scope, (() => Promise<unknown> | unknown)[]>()
 

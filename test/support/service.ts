@@ -9,6 +9,8 @@ import { waitFor } from './wait.ts'
 const MAIN = fileURLToPath(new URL('../../src/main.ts', import.meta.url))
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
 const START_MS = 60_000
+/** Lines of output that a test shows when it has failed. */
+const MAX_SHOWN = 50
 
 export const ADMIN_KEY = 'test-admin-key-0123456789'
 export const ENCRYPTION_KEY = Buffer.alloc(32, 7).toString('base64')
@@ -38,7 +40,10 @@ export type Program = {
 /** `main`: another version's, for instance; `flags`: Node's own. */
 type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: string; main?: string; flags?: string[] }
 
-/** Runs the real program with nothing of our own environment but PATH. It is killed after the test, if it still runs. */
+/**
+ * Runs the real program with nothing of our own environment but PATH. It is killed after the test, if it still runs. A test that
+ * has failed shows what it complained of.
+ */
 export function runProgram(
   scope: Scope,
   { args = [], env = {}, cwd = ROOT, main = MAIN, flags = [] }: ProgramOptions = {},
@@ -81,7 +86,12 @@ export function runProgram(
     return await exited
   }
   const kill = () => stop('SIGKILL')
-  cleanUp(scope, kill)
+  cleanUp(scope, async () => {
+    await kill()
+    if (scope.passed !== false) return
+    const complaints = logs.filter(({ level }) => level !== 'debug' && level !== 'info').map(({ text }) => text)
+    scope.diagnostic?.(['The program complained of:', ...stderr, ...complaints].slice(0, MAX_SHOWN).join('\n'))
+  })
   return {
     pid: child.pid ?? 0,
     logs,
