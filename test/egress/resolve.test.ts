@@ -136,6 +136,21 @@ test('a hundred names that hang do not delay another', async (t) => {
   assert.equal(ended, 0, 'none of those that hang had to end first')
 })
 
+test('a name that takes seconds to resolve is waited for, also after others that took none', async (t) => {
+  let found: Promise<void> | undefined
+  const answer = async (name: string, type: 'A' | 'AAAA') => {
+    if (name.startsWith('slow')) {
+      // From the first question on, as a server finds out that asks others.
+      found ??= new Promise((resolve) => setTimeout(resolve, 4500))
+      await found
+    }
+    return loopbackOnly(name, type)
+  }
+  const { post } = await start(t, answer, undefined, 10_000)
+  for (let count = 0; count < 10; count++) assert.equal((await post(`quick-${count}.example`)).error, null)
+  assert.equal((await post('slow.example')).error, null)
+})
+
 test('attempts that need the same name at once share one answer; later ones ask again', async (t) => {
   const { post, dns, receiver } = await start(t, loopbackOnly)
   await Promise.all(Array.from({ length: 50 }, () => post('shared.example')))
