@@ -21,7 +21,7 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
   const pool = openDb(url, { log, name: 'migrate', max: 1, patienceMs: 0 })
   try {
     await requireServer(pool)
-    await pool`select pg_advisory_lock(${LOCK})`
+    await takeTurn(pool, log)
     await pool`create schema if not exists waybill`
     await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
     await requireOwnQueue(pool)
@@ -42,6 +42,14 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
   } finally {
     await pool.end({ timeout: 5 })
   }
+}
+
+/** A migration may take long, and a start that waits for another's would seem to hang. */
+async function takeTurn(sql: Db, log: Log): Promise<void> {
+  const [lock] = await sql<{ taken: boolean }[]>`select pg_try_advisory_lock(${LOCK}) as taken`
+  if (lock?.taken) return
+  log.info('migration.waiting')
+  await sql`select pg_advisory_lock(${LOCK})`
 }
 
 /** For a start that does not migrate: throws unless the database is at this program's schema, or at that of a later version. */

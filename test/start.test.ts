@@ -7,6 +7,7 @@ import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { PgBoss } from 'pg-boss'
 import { openDb } from '../src/db.ts'
+import { postgres } from '../src/driver.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, PASSWORD } from './support/database.ts'
@@ -190,6 +191,19 @@ suite('starting', { concurrency: 3 }, () => {
     await proxy.restore()
     await program.logged('service.ready')
     assert.ok(!(program.stdout() + program.stderr()).includes(PASSWORD))
+  })
+
+  test('a service that starts while another migrates waits for it, and says so', async (t) => {
+    const { url } = await createDatabase(t)
+    const other = postgres(url, { max: 1 })
+    t.after(() => other.end())
+    // As in src/migrate.ts: versions take turns by it, so it stays the same for ever.
+    await other`select pg_advisory_lock(${0x5741_5942})`
+    const program = runProgram(t, { env: testEnvironment(url) })
+    await program.logged('migration.waiting')
+    assert.ok(!program.logs.some(({ msg }) => msg === 'service.ready'))
+    await other.end()
+    await program.logged('service.ready')
   })
 
   test('a database that refuses the service ends the start with 1 and a reason, without the password', async (t) => {
