@@ -96,6 +96,22 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     })
   }
 
+  test('a worker that is lost in an attempt is no failure of the endpoint', async (t) => {
+    const { database, receiver, startWorker, tenant, attemptsOf } = await start(t, {
+      RETRY_DELAY_SECONDS: '1',
+      RETRY_LIMIT: '2',
+    })
+    receiver.script('/hook', 500, gate().reply, 500)
+    const doomed = await startWorker()
+    const id = (await tenant.publish()).delivery_ids[0]!
+    await receiver.until(2)
+    await startWorker()
+    await doomed.kill()
+    await waitFor(async () => (await attemptsOf(id)).length === 3, { timeoutMs: 30_000, what: 'three attempts' })
+    const [standing] = await database.sql`select failure_streak from waybill.endpoint_stats`
+    assert.equal(standing?.failure_streak, 2)
+  })
+
   test('a delivery that ends every worker that attempts it is dead-lettered, and the others get through', async (t) => {
     const env = { RETRY_LIMIT: '1', ATTEMPT_TIMEOUT_SECONDS: '60' }
     const { receiver, startWorker, tenant, attemptsOf, becomes } = await start(t, env)

@@ -62,8 +62,8 @@ begin
       max(started_at) filter (where retry_state <> 'succeeded') as last_failure_at,
       min(started_at) filter (where is_strike) as first_failure_at, count(*) filter (where is_strike) as failures
     from made m cross join lateral (
-      -- What failed at another URL than the endpoint has now says nothing about that one.
-      select case when retry_state <> 'succeeded' then (
+      -- What failed at another URL than the endpoint has now says nothing about that one; nor does the loss of a worker.
+      select case when retry_state <> 'succeeded' and m.error is distinct from 'worker_lost' then (
         select p.url = m.url from waybill.endpoints p where p.tenant_id = m.tenant_id and p.endpoint_id = m.endpoint_id
       ) else false end as is_strike offset 0
     ) u

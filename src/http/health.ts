@@ -7,7 +7,7 @@ import { answers } from './schemas.ts'
 export const HEALTH_PATIENCE_MS = 750
 
 const about = z.object({
-  version: z.string().openapi({ example: '0.1.1' }),
+  version: z.string().openapi({ example: '1.2.3' }),
   mode: z.enum(['all', 'api', 'worker']),
 })
 

@@ -35,7 +35,7 @@ export function registerWebhook(registry: OpenAPIHono['openAPIRegistry'], prefix
     security: [],
     request: {
       headers: z.object({
-        'user-agent': text('Waybill/0.1.1'),
+        'user-agent': text('Waybill/1.2.3'),
         [`${prefix}-event-id`]: eventId,
         [`${prefix}-delivery-id`]: id('delivery'),
         [`${prefix}-timestamp`]: seconds,
