@@ -141,16 +141,20 @@ export const isRetryable = (error: unknown) => error instanceof postgres.Postgre
 
 const MAX_TRIES = 3
 
-/** Runs a transaction, and up to three times in all where Postgres gives it up because of others. */
-export async function transact<Result>(pool: Pool, work: (sql: Db) => Promise<Result>): Promise<Result> {
+/** Does what Postgres may give up because of others, up to three times in all. `work` must be one statement or transaction. */
+export async function retried<Result>(work: () => PromiseLike<Result>): Promise<Result> {
   for (let tries = 1; ; tries++) {
     try {
-      return (await pool.begin(work)) as Result
+      return await work()
     } catch (error) {
       if (!isRetryable(error) || tries === MAX_TRIES) throw error
     }
   }
 }
+
+/** Runs a transaction, again if Postgres gives it up because of others (`retried`). */
+export const transact = <Result>(pool: Pool, work: (sql: Db) => Promise<Result>): Promise<Result> =>
+  retried(() => pool.begin(work) as Promise<Result>)
 
 /** Whether a statement was cancelled because it took longer than its pool's patience. */
 export const isTooSlow = (error: unknown) => error instanceof postgres.PostgresError && error.code === '57014'

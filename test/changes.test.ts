@@ -217,7 +217,7 @@ test('100 replays of a delivery at once make one new attempt of it, and never tw
 
   // Where attempts end meanwhile, each of these replays may begin another one, after the last.
   const seen = watchInFlight(receiver, '/hook', 200, { delayMs: 5 })
-  for (const { status } of await replays()) assert.equal(status, 202)
+  for (const { status, body } of await replays()) assert.deepEqual([status, body.status], [202, 'pending'])
   await settled(sql)
   assert.equal(seen.most, 1)
   const { attempt_count } = (await tenant.call('GET', url)).body

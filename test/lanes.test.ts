@@ -199,11 +199,11 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
-  for (const [what, retrySeconds, held] of [
-    ['is held', '1', 1],
-    ['waits for its retry', '3600', 0],
+  for (const [what, retrySeconds, held, replayed] of [
+    ['is held behind another', '1', 2, 1],
+    ['waits for its retry while another is held', '3600', 1, 0],
   ] as const) {
-    test(`a replay of what ${what} has a failing endpoint probed at once`, async (t) => {
+    test(`a replay of what ${what} has a failing endpoint probed with it at once`, async (t) => {
       const { sql, receiver, tenant } = await start(t, {
         env: {
           BREAKER_FAILURES: '1',
@@ -216,15 +216,16 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
       })
       receiver.script('/hook', 500, 200)
       const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
-      const { delivery_ids } = await tenant.publish()
-      const stands = async () => {
-        const standing = await standingOf(sql, id)
-        return standing.breaker === 'open' && standing.held === held
-      }
-      await waitFor(stands, { what: 'the breaker to be open' })
-      assert.equal((await tenant.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`)).status, 202)
+      const [first] = (await tenant.publish()).delivery_ids
+      await waitFor(async () => (await standingOf(sql, id)).breaker === 'open', { what: 'the breaker to be open' })
+      const [second] = (await tenant.publish()).delivery_ids
+      await waitFor(async () => (await standingOf(sql, id)).held === held, { what: 'what is not queued to be held' })
+      const probe = [first, second][replayed]
+      assert.equal((await tenant.call('POST', `/v1/deliveries/${probe}/replay`)).status, 202)
+      await receiver.until(2)
+      assert.equal(receiver.receipts[1]!.headers['service-delivery-id'], probe)
       await settled(sql)
-      assert.equal(receiver.receipts.length, 2)
+      assert.equal(receiver.receipts.length, 3)
       await assertBooks(sql)
     })
   }

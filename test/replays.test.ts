@@ -24,7 +24,7 @@ test('replays of a delivery that is locked keep one connection, and nobody who p
 
   const replays = Array.from({ length: 30 }, () => tenant.call('POST', `/v1/deliveries/${id}/replay`))
   const waiting = () =>
-    sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%for update of d%'`
+    sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%waybill.replay%'`
   await waitFor(async () => (await waiting()).length > 0, { what: 'a replay to wait' })
   for (let nth = 0; nth < 5; nth++) await tenant.publish()
   assert.ok((await waiting()).length <= 1)

@@ -303,7 +303,7 @@ test('whoever comes while live rows are moved waits, and finds each of them once
   const listed = [...(await list())]
   assert.equal(listed.length, 4)
   await Promise.all(Array.from({ length: 16 }, () => update(ids.done)))
-  const replay = createReplay(pool)
+  const replay = createReplay<{ status: string }>(pool, (sql) => sql`status`)
   const limits = { rate: 0, window_seconds: 60, fanout: 10, monthly_events: 1000, monthly_attempts: 1000 }
   const publish = createPublish(pool, limits)
   const { tenantId: other } = await createTenant(service)
@@ -339,7 +339,7 @@ test('whoever comes while live rows are moved waits, and finds each of them once
   const missing = new Set([
     'update waybill',
     'select delivery_id',
-    'for key share',
+    'waybill.replay',
     'publish',
     'record',
     'claim',
@@ -360,7 +360,7 @@ test('whoever comes while live rows are moved waits, and finds each of them once
   const [updated, found, replayed, published] = await answers
   assert.equal(updated.count, 1)
   assert.deepEqual([...found], listed)
-  assert.deepEqual([replayed, published.outcome], [true, 'accepted'])
+  assert.deepEqual([replayed?.status, published.outcome], ['pending', 'accepted'])
   assert.deepEqual(await running, [0, 0, 0])
   assert.deepEqual(await daysLeft(day), [])
   const status = async (id: string) => (await tenant.call('GET', `/v1/deliveries/${id}`)).body

@@ -4,7 +4,8 @@
 -- has in hand, `most` how many it can make use of.
 --   inactive       none
 --   ordered        one, when none is queued
---   breaker open   one, when a probe is due; the next is due after `lease`, unless the probe's outcome says otherwise
+--   breaker open   one, when a probe is due, the one that was asked for first; the next is due after `lease`, unless the probe's
+--                  outcome says otherwise
 --   half open      up to twice its ramp: as many as may be under way, and as many to follow them without a pause
 --   max_per_second as many as have a slot in the coming half second; each carries its slot
 -- What is urgent goes to the front of its tenant's turn, and retries to the front of all retries: probes, what follows them,
@@ -30,6 +31,8 @@ begin
     select s.tenant_id, s.endpoint_id, e.max_per_second,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
       greatest(s.next_slot, now()) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
+      -- A probe that somebody has asked for (waybill.replay).
+      case when s.breaker = 'open' and not e.ordered then s.probing end as wanted,
       case
         when not e.is_active then 0
         when e.ordered and s.pending + s.retrying > s.held then 0
@@ -51,9 +54,14 @@ begin
       l.tag + x.step * row_number() over lane as tag, l.clock,
       l.slot + (row_number() over lane - 1) * interval '1 second' / l.max_per_second as slot
     from lanes l join sharing x using (tenant_id) cross join lateral (
-      select delivery_id, spent_retries from waybill.deliveries d
-      where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held
-      order by d.delivery_id limit greatest(l.room, 0)) d
+      select * from (
+        (select delivery_id, spent_retries from waybill.deliveries d
+          where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held and d.delivery_id = l.wanted)
+        union all
+        (select delivery_id, spent_retries from waybill.deliveries d
+          where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held and d.delivery_id is distinct from l.wanted
+          order by d.delivery_id limit greatest(l.room, 0))) d
+      order by d.delivery_id is distinct from l.wanted, d.delivery_id limit greatest(l.room, 0)) d
     window lane as (partition by l.tenant_id, l.endpoint_id order by d.delivery_id)
     -- Whoever publishes to one of these endpoints waits for all of it. What is left is for the next look.
     limit 2000

@@ -1,0 +1,78 @@
+-- Makes a delivery due now and answers with it as it then is; with nothing if the tenant has no such delivery. A finished one
+-- becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry waits no longer; one
+-- that is being attempted, or is held, stays as it is; one whose job is lost gets another. Its row is locked, so any number of
+-- replays at once queue it once.
+create or replace function waybill.replay(tenant text, delivery uuid) returns setof waybill.deliveries language plpgsql
+set plan_cache_mode = force_custom_plan
+as $$
+declare
+  it record;
+  is_finished boolean;
+  is_queued boolean;
+begin
+  -- Retention also locks the event first, so whoever comes second sees what the first has done.
+  with kept as materialized (
+    select event_id from waybill.events where tenant_id = tenant
+      and event_id = (select event_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery) for key share
+  )
+  -- `lines_up`: not everything may be sent at once, so it stands in line like any other.
+  select d.endpoint_id, d.status, d.held, p.ordered,
+    not p.is_active or p.ordered or p.max_per_second is not null or coalesce(s.breaker <> 'closed', false) as lines_up
+  into it
+  from kept join waybill.deliveries d using (event_id) join waybill.endpoints p using (tenant_id, endpoint_id)
+  left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
+  where d.tenant_id = tenant and d.delivery_id = delivery for update of d;
+  if not found then return; end if;
+  is_finished := it.status in ('delivered', 'dead_lettered');
+
+  if is_finished then
+    update waybill.deliveries set status = 'pending', held = it.lines_up, earlier_attempts = attempt_count, spent_retries = 0,
+      dead_letter_reason = null, completed_at = null, next_attempt_at = case when not it.lines_up then now() end, updated_at = now()
+    where tenant_id = tenant and delivery_id = delivery;
+    perform waybill.count_deliveries(array[tenant, tenant], array[it.endpoint_id, it.endpoint_id], array[it.status, 'pending'], array[-1, 1]);
+    if it.lines_up then perform waybill.count_held(array[tenant], array[it.endpoint_id], array[1]), pg_notify('waybill_held', ''); end if;
+  end if;
+
+  if it.held or is_finished and it.lines_up then
+    perform waybill.probe_now(tenant, it.endpoint_id, delivery, it.ordered, false);
+  else
+    update pgboss.job set start_after = now(), priority = greatest(priority, waybill.retry_priority(now()))
+    where name = 'deliveries' and id = delivery and state < 'active' and start_after > now();
+    if found then
+      update waybill.deliveries set next_attempt_at = now(), updated_at = now() where tenant_id = tenant and delivery_id = delivery;
+      perform pg_notify('waybill_due', 'retry');
+      if it.lines_up then perform waybill.probe_now(tenant, it.endpoint_id, delivery, it.ordered, true); end if;
+    end if;
+    -- A job that failed for good would swallow the new one of the same id.
+    delete from pgboss.job where name = 'deliveries' and id = delivery and state > 'active';
+    -- Queueing it again would wait for whoever settles the job, and that waits for this delivery.
+    is_queued := exists (select from pgboss.job where name = 'deliveries' and id = delivery);
+    if is_finished and not is_queued then
+      perform waybill.enqueue(json_build_array(json_build_object('id', delivery, 'priority', -floor(tag)::int,
+        'data', json_build_object('tenant_id', tenant)))::text), pg_notify('waybill_due', '')
+      from waybill.queue_clock;
+    elsif not is_queued then
+      -- Its job is lost. Held, it comes back with the retries that it has left, and its attempt numbers go on.
+      update waybill.deliveries set held = true, spent_retries = greatest(0, attempt_count - earlier_attempts), next_attempt_at = null,
+        updated_at = now()
+      where tenant_id = tenant and delivery_id = delivery;
+      perform waybill.count_held(array[tenant], array[it.endpoint_id], array[1]), pg_notify('waybill_held', '');
+    end if;
+  end if;
+  return query select * from waybill.deliveries where tenant_id = tenant and delivery_id = delivery;
+end $$;
+
+-- Whoever asks for a replay believes that the endpoint answers again: if it is failing, and no probe is under way, this delivery is
+-- the next one, now. If it is ordered, that is the one for which all others wait. `is_queued`: it is on its way, and need not be released.
+create or replace function waybill.probe_now(tenant text, endpoint uuid, delivery uuid, is_ordered boolean, is_queued boolean)
+returns void language plpgsql
+set plan_cache_mode = force_custom_plan
+as $$
+begin
+  if is_ordered then perform waybill.hurry_ordered(tenant, endpoint); end if;
+  update waybill.endpoint_stats set
+    probing = case when not is_ordered then delivery end,
+    next_probe_at = case when is_queued and not is_ordered then next_probe_at else least(next_probe_at, now()) end
+  where tenant_id = tenant and endpoint_id = endpoint and breaker = 'open' and probing is null;
+  if found then perform pg_notify('waybill_held', ''); end if;
+end $$;
