@@ -3,7 +3,9 @@ import { readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { isLocal, LocalFault } from './failure.ts'
 
-const HOSTS_CHECK_INTERVAL_MS = 1000
+const HOSTS_FILE = '/etc/hosts'
+const RESOLVER_FILE = '/etc/resolv.conf'
+const FILE_CHECK_INTERVAL_MS = 1000
 /** How long one address family's answer waits for the other's: a broken AAAA must not cost the whole attempt. */
 const OTHER_FAMILY_GRACE_MS = 1000
 
@@ -15,27 +17,35 @@ export interface NameResolver {
 
 /**
  * Asks DNS through c-ares sockets. `dns.lookup` would run getaddrinfo on libuv's four threads, where four hosts with a
- * slow name server stall every other host's attempts. /etc/hosts is honoured, as getaddrinfo does. Questions
- * for the same name share one answer while it is under way; nothing is cached beyond that.
+ * slow name server stall every other host's attempts. /etc/hosts is honoured, and another name server in /etc/resolv.conf is asked
+ * from then on, as getaddrinfo does. Questions for the same name share one answer while it is under way; nothing is cached
+ * beyond that.
  */
-export function createResolver(servers?: readonly string[], hostsFile = '/etc/hosts'): NameResolver {
-  // A server that is silent takes 14 seconds. After quick answers c-ares begins with a fraction of `timeout`, and takes no answer to
-  // an earlier try: then these are some 6 to 9.
-  const dns = new Resolver({ timeout: 2000, maxTimeout: 3000, tries: 5 })
-  if (servers) dns.setServers(servers)
+export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FILE): NameResolver {
+  const serversChanged = createChangeWatch(RESOLVER_FILE)
+  let dns: Resolver | undefined
   const readHosts = createHostsReader(hostsFile)
   const pending = new Map<string, Promise<string[]>>()
+
+  function current(): Resolver {
+    if (dns !== undefined && (servers !== undefined || !serversChanged())) return dns
+    // A server that is silent takes 14 seconds. After quick answers c-ares begins with a fraction of `timeout`, and takes no
+    // answer to an earlier try: then these are some 6 to 9. What was asked before is still answered.
+    dns = new Resolver({ timeout: 2000, maxTimeout: 3000, tries: 5 })
+    if (servers) dns.setServers(servers)
+    return dns
+  }
 
   function resolve(name: string): Promise<string[]> {
     const listed = readHosts().get(name)
     if (listed) return Promise.resolve(listed)
     const underWay = pending.get(name)
     if (underWay !== undefined) return underWay
-    const answer = bothFamilies(dns, name).finally(() => pending.delete(name))
+    const answer = bothFamilies(current(), name).finally(() => pending.delete(name))
     pending.set(name, answer)
     return answer
   }
-  return { resolve, close: () => dns.cancel() }
+  return { resolve, close: () => dns?.cancel() }
 }
 
 function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
@@ -44,6 +54,8 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
     let waiting = 2
     let unasked = false
     let grace: NodeJS.Timeout | undefined
+    const fail = (hasServer: boolean) =>
+      reject(hasServer ? new Error('no address') : new LocalFault('no name server can be reached'))
     const finish = () => {
       clearTimeout(grace)
       resolve(addresses)
@@ -52,12 +64,12 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
       addresses.push(...found)
       waiting -= 1
       if (waiting === 0 && addresses.length > 0) finish()
-      else if (waiting === 0)
-        reject(unasked ? new LocalFault('no name server can be reached') : new Error('no address'))
+      else if (waiting === 0) void (unasked ? hasServer(dns) : Promise.resolve(true)).then(fail)
       else if (addresses.length > 0) grace = setTimeout(finish, OTHER_FAMILY_GRACE_MS)
     }
     const failed = ({ code }: NodeJS.ErrnoException) => {
-      // c-ares also says this when it cannot open a socket. A server that refuses to resolve a name is EREFUSED.
+      // c-ares also says this when it cannot open a socket, and when an answer is too long for UDP and cannot be had by TCP. A
+      // server that refuses to resolve a name is EREFUSED.
       unasked ||= code === 'ECONNREFUSED'
       answered([])
     }
@@ -66,27 +78,47 @@ function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
   })
 }
 
+/** Whether a name server answers anything at all: asked for the root's own address, which it does not have, in a few bytes. */
+const hasServer = (dns: Resolver): Promise<boolean> =>
+  dns.resolve4('.').then(
+    () => true,
+    ({ code }: NodeJS.ErrnoException) => code !== 'ECONNREFUSED' && code !== 'ETIMEOUT',
+  )
+
 /**
- * Reads the file again when its modification time has changed, checked at most once a second. A file that may not be read
- * counts as empty. Throws if this process lacks files or memory for it.
+ * Reads the file again when it has changed. A file that may not be read counts as empty. Throws if this process lacks files or
+ * memory for it.
  */
 function createHostsReader(path: string): () => Map<string, string[]> {
+  const isChanged = createChangeWatch(path)
+  let isStale = true
   let hosts = new Map<string, string[]>()
-  let modifiedAt = 0
+  return () => {
+    isStale ||= isChanged()
+    if (!isStale) return hosts
+    try {
+      hosts = parseHosts(readFileSync(path, 'utf8'))
+    } catch (error) {
+      if (isLocal(error)) throw error
+      hosts = new Map()
+    }
+    isStale = false
+    return hosts
+  }
+}
+
+/** Whether a file's modification time has changed since the last call, by a look at most once a second. The first call says so. */
+function createChangeWatch(path: string): () => boolean {
+  let modifiedAt: number | undefined
   let checkedAt = 0
   return () => {
     const now = Date.now()
-    if (now - checkedAt < HOSTS_CHECK_INTERVAL_MS) return hosts
+    // The clock may have been set back.
+    if (Math.abs(now - checkedAt) < FILE_CHECK_INTERVAL_MS) return false
     checkedAt = now
-    const mtimeMs = statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0
-    if (mtimeMs === modifiedAt) return hosts
-    try {
-      hosts = mtimeMs === 0 ? new Map() : parseHosts(readFileSync(path, 'utf8'))
-    } catch (error) {
-      if (isLocal(error)) throw error
-    }
-    modifiedAt = mtimeMs
-    return hosts
+    const before = modifiedAt
+    modifiedAt = statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0
+    return modifiedAt !== before
   }
 }
 

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
+import { execFile, spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { type TestContext, test } from 'node:test'
+import { promisify } from 'node:util'
 import { parseRange } from '../../src/egress/address.ts'
 import { createResolver } from '../../src/egress/resolve.ts'
 import { createSender } from '../../src/egress/send.ts'
@@ -27,8 +29,9 @@ async function start(
   answer: (name: string, type: 'A' | 'AAAA') => DnsAnswer | Promise<DnsAnswer>,
   allow = ['127.0.0.0/8'],
   timeoutMs = TIMEOUT_MS,
+  how: { refusesTcp?: boolean } = {},
 ) {
-  const dns = await startDns(answer)
+  const dns = await startDns(answer, how)
   t.after(dns.close)
   const receiver = await listenTcp((socket) =>
     onRequest(socket, () => socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')),
@@ -151,6 +154,27 @@ test('a name that takes seconds to resolve is waited for, also after others that
   assert.equal((await post('slow.example')).error, null)
 })
 
+test('an answer that cannot be had is a failed attempt, and no fault of this process', async (t) => {
+  const tooLong = Array.from({ length: 100 }, (_, index) => `127.0.0.${index + 1}`)
+  const answer = (name: string, type: 'A' | 'AAAA') =>
+    type === 'AAAA' ? {} : { addresses: name.startsWith('many') ? tooLong : ['127.0.0.1'] }
+  const { post } = await start(t, answer, undefined, 5000, { refusesTcp: true })
+  assert.equal((await post('many.example')).error, 'dns_error')
+  assert.equal((await post('one.example')).error, null)
+})
+
+test('of many addresses, those of both families are tried', async (t) => {
+  const six = Array.from({ length: 12 }, (_, index) => `fd00::${index + 1}`)
+  for (const late of ['A', 'AAAA']) {
+    const answer = async (_name: string, type: 'A' | 'AAAA') => {
+      if (type === late) await new Promise((resolve) => setTimeout(resolve, 50))
+      return { addresses: type === 'A' ? ['127.0.0.1'] : six }
+    }
+    const { post } = await start(t, answer, ['127.0.0.0/8', 'fd00::/8'], 10_000)
+    assert.equal((await post('both.example')).error, null)
+  }
+})
+
 test('attempts that need the same name at once share one answer; later ones ask again', async (t) => {
   const { post, dns, receiver } = await start(t, loopbackOnly)
   await Promise.all(Array.from({ length: 50 }, () => post('shared.example')))
@@ -199,4 +223,42 @@ test('a hosts file that may not be read lists nobody, and fails no attempt', asy
   const resolver = createResolver([dns.address], directory)
   t.after(resolver.close)
   assert.deepEqual(await resolver.resolve('receiver.example'), ['127.0.0.1'])
+})
+
+const MOUNTED = ['mount', '--bind', '/dev/null', '/etc/resolv.conf']
+/** The way into a mount namespace of our own that this machine permits, if any. */
+const unshare = [['-m'], ['-r', '-m']].find((flags) => spawnSync('unshare', [...flags, ...MOUNTED]).status === 0)
+const skip = unshare ? false : 'needs Linux and the permission to make a mount namespace (unshare -rm)'
+/** Resolves a name by the name server in the file that stands for /etc/resolv.conf, and by another one when the first is gone. */
+const CHANGING = `
+import { writeFileSync } from 'node:fs'
+import { createResolver } from '${new URL('../../src/egress/resolve.ts', import.meta.url)}'
+import { startDns } from '${new URL('../support/dns.ts', import.meta.url)}'
+// Two, since Node itself looks again for others than a single one of this machine.
+const start = async (address) => {
+  const dns = await startDns((_name, type) => type === 'A' ? { addresses: [address] } : {})
+  writeFileSync('/etc/resolv.conf', 'nameserver ' + dns.address + '\\nnameserver 127.0.0.2:9\\n')
+  return dns
+}
+const first = await start('192.0.2.1')
+const resolver = createResolver()
+console.log(...await resolver.resolve('name.example'))
+first.close()
+await start('192.0.2.2')
+for (;;) {
+  const found = await resolver.resolve('name.example').catch(() => null)
+  if (found === null) continue
+  console.log(...found)
+  process.exit()
+}`
+
+test('another name server in resolv.conf is asked from then on', { skip }, async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'resolv-'))
+  t.after(() => rmSync(directory, { recursive: true }))
+  const file = join(directory, 'resolv.conf')
+  writeFileSync(file, '')
+  const script = 'mount --bind "$1" /etc/resolv.conf && exec "$2" --input-type=module -e "$3"'
+  const command = ['sh', '-c', script, 'sh', file, process.execPath, CHANGING]
+  const { stdout } = await promisify(execFile)('unshare', [...(unshare ?? []), ...command], { timeout: 20_000 })
+  assert.deepEqual(stdout.trim().split('\n'), ['192.0.2.1', '192.0.2.2'])
 })

@@ -23,9 +23,10 @@ export interface DnsServer {
   close(): void
 }
 
-/** A name server that says what the test wants, with a TTL of zero; long answers go over TCP, as they must. */
+/** A name server that says what the test wants, with a TTL of zero; long answers go over TCP, as they must, if that is not refused. */
 export async function startDns(
   answer: (name: string, type: 'A' | 'AAAA') => DnsAnswer | Promise<DnsAnswer>,
+  { refusesTcp = false } = {},
 ): Promise<DnsServer> {
   const host = '127.0.0.1'
   const questions = new Map<string, number>()
@@ -57,6 +58,7 @@ export async function startDns(
     })
   })
   const port = await bindBoth(udp, tcp, host)
+  if (refusesTcp) tcp.close()
   return {
     address: `${host}:${port}`,
     questions,
