@@ -12,7 +12,7 @@ import type { NameResolver } from './resolve.ts'
  * enough for a slow line and one lost packet; less if the attempt would otherwise be over before the last one's turn.
  */
 const NEXT_ADDRESS_AFTER_MS = 2000
-/** All addresses of a name are checked; no more than these are tried. */
+/** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8
 
 interface Target {
@@ -35,7 +35,7 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
       throw new ConnectError(failure('blocked_destination'))
     }
     signal.throwIfAborted()
-    const socket = await dial(addresses.slice(0, MAX_ADDRESSES_TRIED), port, timeoutMs, signal)
+    const socket = await dial(inTurn(addresses).slice(0, MAX_ADDRESSES_TRIED), port, timeoutMs, signal)
     // Whatever was judged above, this is the address the bytes would go to, as the kernel has it.
     if (isBlockedAddress(socket.remoteAddress ?? '', allow)) {
       socket.destroy()
@@ -59,20 +59,19 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
       const path = `${isIP(hostname) === 6 ? `[${hostname}]` : hostname}:${port}`
       ask({ ...proxy, method: 'CONNECT', path, headers: { ...headers, host: path }, agent: false, signal })
         .on('error', (error) => reject(connectError(error, () => failure('proxy_error'))))
-        .on('connect', ({ statusCode }, tunnel: Socket, head) => {
+        .on('connect', ({ statusCode = 0, headers: answer }, tunnel: Socket, head) => {
           // Never removed: an error before undici adds its own listener would end the process.
           tunnel.on('error', () => {})
-          if (statusCode === 200) {
+          if (statusCode >= 200 && statusCode < 300) {
             signal.addEventListener('abort', () => tunnel.destroy(), { once: true })
             if (head.length > 0) tunnel.unshift(head)
             resolve(tunnel)
             return
           }
           tunnel.destroy()
-          // 403 is the common answer to a forbidden destination, 407 that of smokescreen.
-          reject(
-            new ConnectError(failure(statusCode === 403 || statusCode === 407 ? 'blocked_destination' : 'proxy_error')),
-          )
+          // 403 is the common answer to a forbidden destination; 407 that of smokescreen, if it does not ask for credentials.
+          const isRefusal = statusCode === 403 || (statusCode === 407 && answer['proxy-authenticate'] === undefined)
+          reject(new ConnectError(failure(isRefusal ? 'blocked_destination' : 'proxy_error')))
         })
         .end()
     })
@@ -82,38 +81,48 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
 const startTls = buildConnector({ allowH2: false, timeout: 0, rejectUnauthorized: true })
 
 /**
- * The connector of one undici client: TCP by `openTcp`, then TLS where the URL asks for it. `wire` is the TCP socket, whose
- * `bytesRead` are those that came, encrypted or not.
+ * The connector of one undici client: TCP by `openTcp`, then TLS where the URL asks for it. `onOpened` gets the TCP socket, whose
+ * `bytesRead` are those that came, encrypted or not, and what ends the connection with an error, at any later stage; `onConnected`
+ * the socket that undici gets.
  */
 export function createConnector(
   openTcp: OpenTcp,
   signal: AbortSignal,
-  onConnected: (socket: Socket, wire: Socket) => void,
+  on: { onOpened: (tcp: Socket, end: (error: Error) => void) => void; onConnected: (socket: Socket) => void },
 ): buildConnector.connector {
   return (options, callback) => {
     const secure = options.protocol === 'https:'
     const port = Number(options.port) || (secure ? 443 : 80)
     openTcp({ hostname: options.hostname, port }, signal).then(
-      (socket) => {
+      (tcp) => {
+        let socket = tcp
+        on.onOpened(tcp, (error) => socket.destroy(error))
         if (!secure) {
-          onConnected(socket, socket)
-          callback(null, socket)
+          on.onConnected(tcp)
+          callback(null, tcp)
           return
         }
-        startTls({ ...options, httpSocket: socket }, (error, tlsSocket) => {
+        startTls({ ...options, servername: serverName(options.hostname), httpSocket: tcp }, (error, tls) => {
           if (error) {
-            socket.destroy()
-            callback(connectError(error, classifyTls), null)
+            const ended = tcp.errored instanceof ConnectError ? tcp.errored : error
+            tcp.destroy()
+            callback(connectError(ended, classifyTls), null)
             return
           }
-          onConnected(tlsSocket as Socket, socket)
-          callback(null, tlsSocket as Socket)
+          socket = tls as Socket
+          // Else undici takes the end that follows an alert for the cause.
+          socket.on('error', (alert) => socket.destroy(alert))
+          on.onConnected(socket)
+          callback(null, socket)
         })
       },
       (error) => callback(connectError(error, classify), null),
     )
   }
 }
+
+/** The name without the dot that a URL may have at its end (RFC 6066, section 3), and none for an address. */
+const serverName = (hostname: string) => (isIP(hostname) === 0 ? hostname.replace(/\.$/, '') : '')
 
 async function findAddresses(
   hostname: string,
@@ -127,6 +136,18 @@ async function findAddresses(
   return resolver.resolve(name).catch((error: unknown) => {
     throw connectError(error, () => failure('dns_error'))
   })
+}
+
+/** The two families alternately: this host may have a way to one of them only. */
+function inTurn(addresses: string[]): string[] {
+  const [four, six] = [4, 6].map((family) => addresses.filter((address) => isIP(address) === family)) as [
+    string[],
+    string[],
+  ]
+  const [first, second] = isIP(addresses[0] ?? '') === 6 ? [six, four] : [four, six]
+  return first
+    .flatMap((address, index) => [address, ...second.slice(index, index + 1)])
+    .concat(second.slice(first.length))
 }
 
 function dial(addresses: string[], port: number, timeoutMs: number, signal: AbortSignal): Promise<Socket> {

@@ -13,10 +13,13 @@ const IDLE_TIMEOUT_MS = 4000
 const MAX_IDLE_CONNECTIONS = 512
 const MAX_HEADER_BYTES = 16_384
 /**
- * What may come in for one request: many times what a response's headers, announcements and kept body take. The parser has
- * bounds for those alone; a reason, an extension of a chunk or white space could go on for ever.
+ * What may come in for one request, or for a handshake: many times what a response's headers and kept body take. The parser has bounds
+ * for those alone; a reason, an extension of a chunk or white space could go on for ever, as could what TLS keeps to itself (records
+ * of no bytes, new keys), each of which takes time from other attempts.
  */
-const MAX_READ_BYTES = 1024 * 1024
+const MAX_READ_BYTES = 128 * 1024
+/** How often connections are looked at for that. */
+const LOOK_MS = 50
 /** How many TLS session tickets a connection may bring. Servers send one to four; each takes time from other attempts. */
 const MAX_TICKETS = 32
 /** Nobody sees it, as the attempt has ended. Made once, since a stack trace at every close is expensive. */
@@ -28,7 +31,7 @@ export interface Connection {
   readonly client: Client
   /** Its place among the unused ones; null while in use. */
   idle: Place<Connection> | null
-  /** A request is about to be written; whether it is the first one on its socket. Its answer may bring in 1 MiB. */
+  /** A request is about to be written; whether it is the first one on its socket. */
   start(): boolean
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
   cancel(): void
@@ -51,13 +54,33 @@ export interface Connections {
 export function createConnections(openTcp: OpenTcp): Connections {
   const idleByOrigin = new Map<string, Connection[]>()
   const idle = new Line<Connection>()
+  /** For each open socket, what ends it if it has brought in too much. */
+  const looks = new Line<() => void>()
+  let looking: NodeJS.Timeout | undefined
   let closed = false
+
+  function watch(socket: Socket, look: () => void): void {
+    looking ??= setInterval(() => {
+      for (const look of [...looks]) look()
+    }, LOOK_MS)
+    const place = looks.join(look)
+    socket.once('close', () => {
+      looks.leave(place)
+      if (looks.size > 0) return
+      clearInterval(looking)
+      looking = undefined
+    })
+  }
 
   function open(origin: string): Connection {
     const controller = new AbortController()
-    let socket: Socket | null = null
+    let wire: Socket | null = null
     let fresh = true
-    let readable = 0
+    let most = 0
+    let look = () => {}
+    const readMore = () => {
+      most = (wire?.bytesRead ?? 0) + MAX_READ_BYTES
+    }
     const client = new Client(origin, {
       allowH2: false,
       // Zero: the attempt's own deadline covers the headers and the body.
@@ -67,18 +90,24 @@ export function createConnections(openTcp: OpenTcp): Connections {
       keepAliveMaxTimeout: IDLE_TIMEOUT_MS,
       keepAliveTimeoutThreshold: 1000,
       maxHeaderSize: MAX_HEADER_BYTES,
-      connect: createConnector(openTcp, controller.signal, (connected, wire) => {
-        socket = wire
-        fresh = true
-        // Before undici's own, which reads.
-        connected.on('readable', () => {
-          if (wire.bytesRead > readable) connected.destroy(new ConnectError(failure('response_too_large')))
-        })
-        // They bring nothing that is readable.
-        let tickets = 0
-        connected.on('session', () => {
-          if (++tickets > MAX_TICKETS) connected.destroy(new ConnectError(failure('protocol_error')))
-        })
+      connect: createConnector(openTcp, controller.signal, {
+        onOpened(tcp, end) {
+          wire = tcp
+          readMore()
+          look = () => {
+            if (tcp.bytesRead > most) end(new ConnectError(failure('response_too_large')))
+          }
+          watch(tcp, look)
+        },
+        onConnected(socket) {
+          fresh = true
+          // Before undici's own, which reads. What TLS keeps to itself is not readable, and found a moment later.
+          socket.on('readable', look)
+          let tickets = 0
+          socket.on('session', () => {
+            if (++tickets > MAX_TICKETS) socket.destroy(new ConnectError(failure('protocol_error')))
+          })
+        },
       }),
     })
     const connection: Connection = {
@@ -88,7 +117,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
       start() {
         const isFirst = fresh
         fresh = false
-        readable = (socket?.bytesRead ?? 0) + MAX_READ_BYTES
+        readMore()
         return isFirst
       },
       cancel: () => {

@@ -1,3 +1,5 @@
+import { isIPv4 } from 'node:net'
+
 /** Why an attempt failed. `http_status` and `redirect`: a whole answer came, and it was not a 2xx. */
 export type AttemptError =
   | 'dns_error'
@@ -37,8 +39,15 @@ export class LocalFault extends Error {}
 
 const LOCAL_CODES = new Set(['EMFILE', 'ENFILE', 'ENOBUFS', 'ENOMEM'])
 
-/** Whether `error` says that this process lacks files or memory. */
-export const isLocal = (error: unknown) => LOCAL_CODES.has((error as NodeJS.ErrnoException).code ?? '')
+/**
+ * Whether `error` says that this process lacks files, memory or local ports. For an IPv6 address, to have no address of one's own
+ * may just mean to have no IPv6.
+ */
+export function isLocal(error: unknown): boolean {
+  if (error instanceof AggregateError) return error.errors.some(isLocal)
+  const { code = '', address = '' } = error as NodeJS.ErrnoException & { address?: string }
+  return LOCAL_CODES.has(code) || (code === 'EADDRNOTAVAIL' && isIPv4(address))
+}
 
 /** A failed connection, as what it is: the receiver's doing, or this process's own. */
 export function connectError(error: unknown, judge: (error: unknown) => Failure): ConnectError | LocalFault {

@@ -6,7 +6,13 @@ import { createServer as createHttpsServer } from 'node:https'
 import { connect, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { createServer as createTlsServer, getCACertificates, setDefaultCACertificates, type TlsOptions } from 'node:tls'
+import {
+  createServer as createTlsServer,
+  getCACertificates,
+  setDefaultCACertificates,
+  type TLSSocket,
+  type TlsOptions,
+} from 'node:tls'
 import { gzipSync } from 'node:zlib'
 import { parseRange } from '../../src/egress/address.ts'
 import { createSender, type Outcome, type SendRequest } from '../../src/egress/send.ts'
@@ -374,7 +380,7 @@ for (const [what, head, filler] of [
   ['white space before a header’s value', 'HTTP/1.1 200 OK\r\nx:', ' '],
   ['empty lines before the status', '', '\r\n'],
 ] as const)
-  test(`${what} that does not end is read for a megabyte or so, and is a failed attempt`, async (t) => {
+  test(`${what} that does not end is read for 128 KiB or so, and is a failed attempt`, async (t) => {
     const block = Buffer.alloc(65_536 - (65_536 % filler.length), filler)
     const receiver = await startRaw(t, head, (socket) => {
       const pump = () => {
@@ -664,6 +670,45 @@ test('TLS faults are failed attempts that name the fault', async (t) => {
   assertFailed(await post(plain.url.replace('http:', 'https:')), 'tls_error')
 })
 
+test('a handshake that does not end is ended by what it brings in', async (t) => {
+  // Requests to begin anew, of four bytes each, which OpenSSL passes over.
+  const record = Buffer.concat([Buffer.from([22, 3, 3, 0x40, 0]), Buffer.alloc(0x4000)])
+  const records = Buffer.concat(Array.from({ length: 8 }, () => record))
+  const receiver = await startTcp(t, (socket) =>
+    socket.once('data', () => {
+      const pump = () => {
+        while (!socket.destroyed && socket.write(records));
+      }
+      socket.on('drain', pump)
+      pump()
+    }),
+  )
+  const { post } = startSender(t, { timeoutMs: 20_000 })
+  const outcome = await post(receiver.url.replace('http:', 'https:'))
+  assertFailed(outcome, 'response_too_large')
+  await allClosed(receiver)
+})
+
+test('the server name goes without the dot that a URL may have at its end', async (t) => {
+  const names: unknown[] = []
+  const server = createTlsServer({ key: KEY, cert: TRUSTED })
+  const receiver = await listen(server, 'secureConnection', (socket: TLSSocket) => {
+    names.push(socket.servername)
+    onRequest(socket, () => socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok'))
+  })
+  t.after(() => receiver.close())
+  const { post } = startSender(t)
+  assert.equal((await post(`https://localhost.:${receiver.port}/`)).error, null)
+  assert.deepEqual(names, ['localhost'])
+})
+
+test('a receiver that wants a certificate of us is a TLS fault', async (t) => {
+  for (const maxVersion of ['TLSv1.2', 'TLSv1.3'] as const) {
+    const receiver = await startTls(t, { cert: TRUSTED, ca: AUTHORITY, requestCert: true, maxVersion })
+    assertFailed(await startSender(t).post(receiver.url), 'tls_error')
+  }
+})
+
 test('a handshake that stalls or breaks is a failed attempt', async (t) => {
   const { post } = startSender(t)
   const stalled = await startTcp(t, (socket) => socket.resume())
@@ -690,13 +735,13 @@ test('a shutdown interrupts attempts at any stage without an outcome, and those 
 
 // The egress proxy.
 
-async function startProxy(t: TestContext, status = 200, { tls = false } = {}) {
+async function startProxy(t: TestContext, status = 200, { tls = false, headers = '' } = {}) {
   const asked: { target: string; authorization: string | undefined }[] = []
   const server = tls ? createHttpsServer({ key: KEY, cert: TRUSTED }) : createHttpServer()
   server.on('connect', (request, client: Socket) => {
     asked.push({ target: request.url ?? '', authorization: request.headers['proxy-authorization'] })
     if (status !== 200) {
-      client.end(`HTTP/1.1 ${status} No\r\ncontent-length: 0\r\n\r\n`)
+      client.end(`HTTP/1.1 ${status} No\r\n${headers}content-length: 0\r\n\r\n`)
       return
     }
     const port = Number(/\d+$/.exec(request.url ?? '')?.[0])
@@ -779,12 +824,13 @@ test('an egress proxy is not asked for what the rules refuse', async (t) => {
 })
 
 test('a refusal by the egress proxy, or its absence, is a failed attempt', async (t) => {
-  for (const [status, error] of [
-    [403, 'blocked_destination'],
-    [407, 'blocked_destination'],
-    [502, 'proxy_error'],
+  for (const [status, error, headers] of [
+    [403, 'blocked_destination', ''],
+    [407, 'blocked_destination', ''],
+    [407, 'proxy_error', 'proxy-authenticate: Basic realm="proxy"\r\n'],
+    [502, 'proxy_error', ''],
   ] as const) {
-    const proxy = await startProxy(t, status)
+    const proxy = await startProxy(t, status, { headers })
     const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
     assertFailed(await post('http://a.example.test/'), error)
   }
