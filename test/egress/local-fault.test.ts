@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { test } from 'node:test'
 import { promisify } from 'node:util'
+import { classify, connectError, LocalFault } from '../../src/egress/failure.ts'
 import { startDns } from '../support/dns.ts'
 import { startReceiver } from '../support/receiver.ts'
 
@@ -40,4 +41,11 @@ test('that this process cannot open a connection is not held against the receive
   const { stdout } = await promisify(execFile)('sh', [...run, dns.address, ...urls])
   assert.deepEqual(JSON.parse(stdout), { without: [true, true], statuses: [200, 200] })
   assert.equal(receiver.receipts.length, 3)
+})
+
+test('that there is no local port left is not held against the receiver, but that there is no IPv6 is', () => {
+  const without = (address: string) => Object.assign(new Error('no address'), { code: 'EADDRNOTAVAIL', address })
+  const judge = (error: unknown) => connectError(error, classify) instanceof LocalFault
+  assert.deepEqual([without('192.0.2.1'), without('2001:db8::1')].map(judge), [true, false])
+  assert.ok(judge(new AggregateError([without('2001:db8::1'), without('192.0.2.1')])))
 })
