@@ -14,6 +14,8 @@ import { registerHooks } from 'node:module'
  *    space, where they keep the query, its input and its result alive until the next full collection: a fifth of a worker's
  *    time. Assigned by way of a variable, they are allocated like everything else.
  * 4. It uses a pool's connections in turn. Here the one used last is next, since its server process has warm caches.
+ * 5. A `begin` that is the last statement to fit into a connection's line (or that fills its socket's buffer) does not reserve the
+ *    connection: the transaction fails, and is left open there. Single statements that come later are answered within it, and lost.
  */
 const CORRECTIONS: Record<string, [wrong: string, right: string][]> = {
   'connection.js': [
@@ -34,6 +36,11 @@ const CORRECTIONS: Record<string, [wrong: string, right: string][]> = {
       }, options.answer_timeout)`,
     ],
     ['    terminate,\n', '    terminate,\n    destroy() { socket && socket.destroy() },\n'],
+    ['return write(toBuffer(q))', 'const isReady = write(toBuffer(q))'],
+    [
+      '&& (!q.options.onexecute || q.options.onexecute(connection))',
+      '\n      return q.options.onexecute ? q.options.onexecute(connection) : isReady',
+    ],
     [': (query = q, query.active = true)', ': (query = q, query.active = true, answerTimer.start())'],
     [
       'if (query)\n      return // Consider',

@@ -71,6 +71,26 @@ test('of the connections that are free the one that was used last is next', asyn
   assert.deepEqual(used, [used[0], used[0], used[0]])
 })
 
+test('a transaction that begins at the end of a full line is one, and ends', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  await sql`create table numbers (n int)`
+  // A connection's line takes a hundred.
+  for (let before = 95; before <= 101; before++) {
+    const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1 })
+    const sleep = async (seconds: number) => await pool`select pg_sleep(${seconds})`
+    // Once before, or it is described first, and nothing is sent behind it.
+    await sleep(0)
+    const line = [sleep(0.1), ...Array.from({ length: before }, () => sleep(0))]
+    // By then they are in line.
+    await new Promise(setImmediate)
+    const transaction = pool.begin((sql) => sql`insert into numbers values (${before})`)
+    await Promise.all([...line, transaction])
+    await pool`insert into numbers values (${-before})`
+    assert.equal((await sql`select from numbers where abs(n) = ${before}`).length, 2, `behind ${before}`)
+    await pool.end()
+  }
+})
+
 test('a driver that was loaded before it could be mended fails the start', async () => {
   const mended = new URL('../src/driver.ts', import.meta.url).href
   const load = (...modules: string[]) => {
