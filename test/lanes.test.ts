@@ -230,6 +230,35 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     })
   }
 
+  test('a probe that meets an older attempt is made once that has ended', async (t) => {
+    const { sql, receiver, tenant } = await start(t, {
+      env: {
+        BREAKER_FAILURES: '3',
+        BREAKER_SECONDS: '0',
+        BREAKER_PROBE_SECONDS: '1',
+        RETRY_DELAY_SECONDS: '3600',
+        RETRY_DELAY_MAX_SECONDS: '3600',
+        // A probe that is not heard of is given up after ten seconds more.
+        ATTEMPT_TIMEOUT_SECONDS: '60',
+      },
+    })
+    const older = gate(500)
+    receiver.script('/hook', older.reply, 500, 500, 500, 200)
+    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
+    await tenant.publish()
+    await receiver.until(1)
+    for (let n = 0; n < 3; n++) await tenant.publish()
+    await waitFor(async () => (await standingOf(sql, id)).breaker === 'open', { what: 'the breaker to be open' })
+    const [probe] = (await tenant.publish()).delivery_ids
+    const [published] = await sql`select updated_at::text as at from waybill.deliveries where delivery_id = ${probe!}`
+    const heldAgain = () =>
+      sql`select from waybill.deliveries where delivery_id = ${probe!} and held and updated_at > ${published!.at}::text::timestamptz`
+    await waitFor(async () => (await heldAgain()).length > 0, { what: 'the probe to be turned away' })
+    older.open()
+    await receiver.until(5)
+    await assertBooks(sql)
+  })
+
   test('an endpoint that recovers is announced', async (t) => {
     const { sql, receiver, tenant } = await start(t, { env: { BREAKER_FAILURES: '1', BREAKER_SECONDS: '0' } })
     receiver.script('/hook', 500, 200)

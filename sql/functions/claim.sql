@@ -99,7 +99,8 @@ begin
     where ctid = (select ctid from waybill.queue_clock where tag < newest and tag > newest - 1e7 for update skip locked);
   end if;
   update waybill.claim_marks m
-  set since = now(), old_tag = m.next_tag, next_tag = c.tag, old_retry = m.next_retry, next_retry = m.retry
+  -- By the time at which the clock was read: this may have waited for seconds.
+  set since = clock_timestamp(), old_tag = m.next_tag, next_tag = c.tag, old_retry = m.next_retry, next_retry = m.retry
   from waybill.queue_clock c
   where m.ctid = (
     select ctid from waybill.claim_marks where since not between now() - interval '3 seconds' and now() for update skip locked);

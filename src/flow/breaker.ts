@@ -32,13 +32,15 @@ export type Evidence = {
   held: number
 }
 
+const CLOSED: Breaker = { state: 'closed', ramp: null, failedProbes: 0, probeInSeconds: null }
 const RAMP_START = 2
 /** While half open, one stray failure says little; this many in a row open the breaker again. */
 const HALF_OPEN_FAILURES = 3
 
 /**
  * The usual circuit breaker, one per endpoint: closed until enough failures in a row; then open, with one probe at a time; then half
- * open, with two attempts at once and one more for each that succeeds, until nothing is held. A probe is an ordinary attempt of a
+ * open, with two attempts at once and one more for each that succeeds, until it takes as many as any other, or nothing is held. What
+ * is held then goes out as room is found, and what comes need no longer be held, or a backlog would never end. A probe is an ordinary attempt of a
  * delivery and uses one of its retries; while the breaker is open nothing else is sent and no other retry is used. Pure.
  */
 export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): Breaker {
@@ -59,9 +61,11 @@ export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): 
     return seen.probeFailed ? reopen(now.failedProbes + 1) : now
   }
   if (seen.successes === 0 && seen.failureStreak >= HALF_OPEN_FAILURES) return reopen(now.failedProbes + 1)
-  return closedOr({ ...now, ramp: Math.min(rules.cap, (now.ramp ?? RAMP_START) + seen.successes) })
+  const ramp = now.ramp ?? RAMP_START
+  const isAtEnd = ramp >= rules.cap && seen.successes > 0
+  return isAtEnd ? CLOSED : closedOr({ ...now, ramp: Math.min(rules.cap, ramp + seen.successes) })
 
   function closedOr(next: Breaker): Breaker {
-    return seen.held === 0 ? { state: 'closed', ramp: null, failedProbes: 0, probeInSeconds: null } : next
+    return seen.held === 0 ? CLOSED : next
   }
 }

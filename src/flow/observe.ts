@@ -62,6 +62,10 @@ export async function lockStandings(sql: Db, known: Standing[]): Promise<Standin
     order by tenant_id, endpoint_id for update`
 }
 
+/** Whether these attempts would move a breaker, as things stand. */
+export const wouldMove = (standings: Standing[], results: Result[], rules: EndpointRules): boolean =>
+  moveBreakers(standings, results, rules).length > 0
+
 type Move = { standing: Standing; next: Breaker }
 
 function moveBreakers(standings: Standing[], results: Result[], rules: EndpointRules): Move[] {

@@ -5,7 +5,14 @@ import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
 import type { Claim } from './claim.ts'
-import { type EndpointRules, lockStandings, observeEndpoints, type Standing, type StateChange } from './observe.ts'
+import {
+  type EndpointRules,
+  lockStandings,
+  observeEndpoints,
+  type Standing,
+  type StateChange,
+  wouldMove,
+} from './observe.ts'
 import type { Verdict } from './retry.ts'
 import { fenceOf, queueDeadLetters, type Result, settleFailed } from './settle.ts'
 
@@ -37,9 +44,8 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       pool,
       attempts.map((attempt) => ({ ...attempt, ending: 'delivered', nextAttemptAt: null })),
     )
-    // A success moves only a breaker that is not closed.
-    const isClosed = stored.standings.every(({ breaker }) => breaker === 'closed')
-    return { ...stored, changes: isClosed ? [] : await observeStored(stored) }
+    const moves = wouldMove(stored.standings, stored.results, rules)
+    return { ...stored, changes: moves ? await observeStored(stored) : [] }
   }
 
   /** The attempts are stored already. If this fails, or the process ends before it, the next success moves the breaker. */

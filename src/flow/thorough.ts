@@ -3,21 +3,27 @@ import { isTooSlow } from '../db.ts'
 /** The share of all time that thorough looks may take. */
 const SHARE = 1 / 50
 const PAUSE_MS = 1000
+/** How long the first that was slow puts off the next: it may have waited for a lock, and not scanned much. */
+const DOUBT_MS = 10_000
 
 /**
  * For looks that are quick when they go on from where the last one ended, and may be slow when they begin anew (`thorough`). Tells
- * each which it is. At most one a second is thorough, and fewer if those are slow or time out. `clock` is in milliseconds.
+ * each which it is. At most one a second is thorough, and fewer if one after the other is slow or times out. `clock` is in
+ * milliseconds.
  */
 export function createThoroughness(
   clock = () => performance.now(),
 ): <T>(look: (thorough: boolean) => Promise<T>) => Promise<T> {
   let nextFrom = 0
+  let wasSlow = false
   return async (look) => {
     const begun = clock()
     if (begun < nextFrom) return await look(false)
     nextFrom = begun + PAUSE_MS
     const passOver = () => {
-      nextFrom = begun + Math.max(PAUSE_MS, (clock() - begun) / SHARE)
+      const pause = Math.max(PAUSE_MS, (clock() - begun) / SHARE)
+      nextFrom = begun + (wasSlow ? pause : Math.min(pause, DOUBT_MS))
+      wasSlow = pause > DOUBT_MS
     }
     try {
       const found = await look(true)

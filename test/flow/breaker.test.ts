@@ -43,13 +43,16 @@ suite('the breaker', () => {
     assert.deepEqual(after(open, { failureStreak: 50 }), open)
   })
 
-  test('opens half way on a success, grows by what succeeds, up to the cap, and closes when nothing is held', () => {
+  test('opens half way on a success, grows by what succeeds, and closes beyond the cap, or when nothing is held', () => {
     const first = after({ state: 'open', failedProbes: 4 }, { successes: 1 })
     assert.deepEqual(first, { state: 'half_open', ramp: 2, failedProbes: 4, probeInSeconds: null })
     const second = after(first, { successes: 2 })
     assert.equal(second.ramp, 4)
     assert.equal(after(second, { successes: 4 }).ramp, 8)
-    assert.equal(after({ ...second, ramp: 49 }, { successes: 49 }).ramp, 50)
+    const last = after({ ...second, ramp: 49 }, { successes: 49 })
+    assert.equal(last.ramp, 50)
+    assert.deepEqual(after(last, { successes: 1 }), CLOSED)
+    assert.deepEqual(after(last, { failureStreak: 1 }), last)
     assert.deepEqual(after(second, { successes: 1, held: 0 }), CLOSED)
     assert.deepEqual(after({ state: 'open', failedProbes: 4 }, { successes: 1, held: 0 }), CLOSED)
   })
