@@ -1,4 +1,4 @@
-import { PgBoss } from 'pg-boss'
+import { PgBoss, systemClock } from 'pg-boss'
 import { readDatabaseUrl } from './database-url.ts'
 import type { Db } from './db.ts'
 import type { Log } from './log.ts'
@@ -25,8 +25,11 @@ export type QueueSettings = {
 
 const FOREVER_SECONDS = 10 * 365 * 86_400
 const SUPERVISE_SECONDS = 15
-/** Longer than any attempt: lost workers are found by their silence, not by this. A job keeps the value it was queued with. */
-const LONGEST_CLAIM_SECONDS = 3600
+/**
+ * As long as pg-boss allows: lost workers are found by their silence (flow/take-back.ts), with regard to a clock that leaps ahead,
+ * to which pg-boss has none. A job keeps the value it was queued with.
+ */
+const LONGEST_CLAIM_SECONDS = 86_400
 /** Options for pg-boss's own driver, which pg-boss passes on without documenting them. */
 const NEVER_HANGING = {
   connectionTimeoutMillis: 5000,
@@ -36,6 +39,12 @@ const NEVER_HANGING = {
   keepAlive: true,
   keepAliveInitialDelayMillis: 5000,
 }
+
+/**
+ * By the wall clock, pg-boss would put off what is scheduled for as long as that was set back. It compares the two with the database's
+ * clock itself, every ten minutes.
+ */
+const STEADY_CLOCK = { ...systemClock, now: () => performance.timeOrigin + performance.now() }
 
 /** Where pg-boss connects to, isolating its transactions as ours are, whatever server, database or role are set to. */
 export function bossAddress(url: string) {
@@ -59,6 +68,7 @@ export function createBoss(url: string, log: Log): PgBoss {
     monitorIntervalSeconds: SUPERVISE_SECONDS,
     // Never: our own metrics say it better.
     warningQueueSize: 1_000_000_000,
+    clock: STEADY_CLOCK,
   })
   boss.on('error', (error) => log.error({ err: error }, 'queue.error'))
   boss.on('warning', (warning) => log.warn({ warning: warning.message }, 'queue.warning'))
@@ -81,8 +91,8 @@ export const queues = (settings: QueueSettings) => {
         retryDelayMax: settings.retryDelayMaxSeconds,
         retryBackoff: true,
         expireInSeconds: LONGEST_CLAIM_SECONDS,
-        // Longer than flow/take-back.ts takes to find lost jobs: pg-boss's own way is the safety net below that.
-        heartbeatSeconds: 60,
+        // Without one, claims would not be dated.
+        heartbeatSeconds: LONGEST_CLAIM_SECONDS,
       },
     },
   ]

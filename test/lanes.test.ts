@@ -121,7 +121,7 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
   })
 
   test('an endpoint that has only failed for days is disabled, and any success starts the days anew', async (t) => {
-    const { sql, receiver, tenant } = await start(t, { env: { RETRY_LIMIT: '20' } })
+    const { sql, receiver, tenant } = await start(t, { env: { RETRY_LIMIT: '20', BREAKER_FAILURES: '3' } })
     const backdate = (id: string) =>
       sql`update waybill.endpoint_stats set failing_since = now() - interval '5 days 1 minute' where endpoint_id = ${id}`
     const failing = await tenant.createEndpoint(receiver.url('/failing'), { subscribed_events: ['a'] })
@@ -152,6 +152,7 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
       { what: 'the endpoint to be disabled' },
     )
     assert.equal(disabled.inactive_reason, 'failing')
+    assert.ok(receiver.at('/failing').length >= 3, 'days that lie between two failures are not enough')
     assert.ok(Date.now() - disabled.inactive_since < 60_000)
     const [active] = await sql`select is_active from waybill.endpoints where endpoint_id = ${lucky.endpoint_id}`
     assert.equal(active!.is_active, true)

@@ -91,6 +91,28 @@ test('what is to begin tomorrow, because the clock was ahead, begins now', async
   await receiver.until(2, { path: '/ordered', timeoutMs: 60_000 })
 })
 
+test('what was queued, failed or claimed tomorrow, because the clock was ahead, is sent now, and schedules run', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const publish = async (name: string) => {
+    await tenant.createEndpoint(receiver.url(`/${name}`), { subscribed_events: [name] })
+    return (await tenant.publish(name)).delivery_ids[0]!
+  }
+  const [queued, failed, claimed] = [await publish('queued'), await publish('failed'), await publish('claimed')]
+  await sql`update pgboss.job set start_after = now() + interval '1 day' where id = ${queued}`
+  await sql`
+    update pgboss.job set state = 'retry', started_on = now() + interval '1 day', start_after = now() + interval '1 day 2 seconds',
+      priority = waybill.retry_priority(now() + interval '1 day 2 seconds') where id = ${failed}`
+  await sql`
+    update pgboss.job set state = 'active', started_on = now() + interval '1 day', heartbeat_on = now() + interval '1 day' where id = ${claimed}`
+  await sql`update pgboss.version set cron_on = now() + interval '1 day'`
+  await startService(t, { databaseUrl, mode: 'worker' })
+  for (const name of ['queued', 'failed', 'claimed']) await receiver.until(1, { path: `/${name}`, timeoutMs: 60_000 })
+  const waiting = () => sql`select from pgboss.version where cron_on > now()`
+  await waitFor(async () => (await waiting()).length === 0, { what: 'schedules to run again' })
+})
+
 test('a probe that is due tomorrow, because the clock was ahead, is made now', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)

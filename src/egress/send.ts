@@ -19,7 +19,8 @@ const MAX_ANNOUNCEMENTS = 32
 
 /** What became of one POST. Delivered if, and only if, `error` is null. */
 export interface Outcome {
-  startedAt: Date
+  /** By performance.now(). */
+  startedAt: number
   /** Whole milliseconds from the start to the end of the response, the failure or the deadline. */
   durationMs: number
   /** Null when no status line came. A 2xx can stand beside an error: the receiver broke the response off. */
@@ -83,8 +84,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
   let interruption: Error | null = null
 
   function send({ url, headers, body }: SendRequest): Promise<Outcome> {
-    const startedAt = new Date()
-    const startedMs = performance.now()
+    const startedAt = performance.now()
     if (interruption) return Promise.reject(interruption)
     const target = targets.memo(url)
     if (target === 'blocked') return Promise.resolve(failedAtOnce(startedAt, failure('blocked_destination')))
@@ -108,7 +108,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
       }
       const settle = (responseTruncated: boolean, problem: Failure | null) => {
         const { error = null, errorMessage = null } = problem ?? {}
-        const durationMs = Math.round(performance.now() - startedMs)
+        const durationMs = Math.round(performance.now() - startedAt)
         const responseBody = statusCode === null ? null : response.text()
         resolve({ startedAt, durationMs, statusCode, error, errorMessage, responseBody, responseTruncated, retryAfter })
       }
@@ -200,7 +200,7 @@ function judgeStatus(statusCode: number): Failure | null {
   return failure(statusCode >= 300 && statusCode < 400 ? 'redirect' : 'http_status')
 }
 
-function failedAtOnce(startedAt: Date, problem: Failure): Outcome {
+function failedAtOnce(startedAt: number, problem: Failure): Outcome {
   return {
     startedAt,
     durationMs: 0,

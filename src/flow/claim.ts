@@ -27,7 +27,7 @@ export type Claim = {
   atOnce: number | null
   /** When the attempt may start if its endpoint is paced, by performance.now(); else null. */
   startAt: number | null
-  /** The database's clock minus this process's, in milliseconds. */
+  /** The database's clock minus performance.now(), in milliseconds: this machine's own clock may be changed at any time. */
   clockOffsetMs: number
   /** When it was claimed, by the database's clock, in milliseconds. */
   claimedAtMs: number
@@ -81,7 +81,7 @@ type Row = {
 export function createClaim(pool: Pool, monthlyAttempts: number) {
   let clockOffsetMs = 0
   return async (asking: { kind: 'first' | 'retry'; thorough: boolean; max: number }): Promise<Claimed> => {
-    const asked = Date.now()
+    const asked = performance.now()
     const rows = await pool<Row[]>`
       select tenant_id, delivery_id, retry_count, slot, status, attempt_count, earlier_attempts, event_id, event_type,
         octet_length(payload) as payload_bytes, case when octet_length(payload) <= ${MAX_CLAIMED_BYTES} then payload end as payload,
@@ -90,7 +90,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
       from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
     const now = rows[0]?.now_ms
     // The offset lies between these bounds. It changes only if they force it, so that a slow answer does not move it.
-    if (now !== undefined) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - Date.now()), now - asked)
+    if (now !== undefined) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - performance.now()), now - asked)
     return sortOut(rows, clockOffsetMs)
   }
 }
@@ -122,7 +122,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
         secrets: secretsOf(row),
         withinQuota: row.within_quota,
         atOnce: row.at_once,
-        startAt: row.slot === null ? null : row.slot - clockOffsetMs - Date.now() + performance.now(),
+        startAt: row.slot === null ? null : row.slot - clockOffsetMs,
         clockOffsetMs,
         underWay: null,
       })

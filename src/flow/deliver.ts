@@ -34,7 +34,7 @@ export function createDeliver(deps: {
       ...signedHeaders({
         eventId: claim.eventId,
         deliveryId: claim.deliveryId,
-        timestampSeconds: Math.floor((Date.now() + claim.clockOffsetMs) / 1000),
+        timestampSeconds: Math.floor((performance.now() + claim.clockOffsetMs) / 1000),
         body,
         secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, `${claim.tenantId}/${claim.endpointId}`)),
       }),
@@ -51,7 +51,7 @@ export function createDeliver(deps: {
       outcome: await send(sent, payload),
     }))
     answered()
-    const verdict = judge(outcome, new Date(Date.now() + claim.clockOffsetMs))
+    const verdict = judge(outcome, new Date(performance.now() + claim.clockOffsetMs))
     if (verdict.kind === 'failed') verdict.notBeforeSeconds = Math.max(verdict.notBeforeSeconds, spread(claim.tenantId))
     const recorded = await deps.record({ claim: sent, outcome, verdict })
     deps.log.info(attemptLine(claim, outcome, recorded), 'delivery.attempted')

@@ -127,9 +127,10 @@ async function deactivate(
   const doomed = standings.flatMap((standing): Doomed[] => {
     const goneAt = gone.filter(({ endpointId }) => endpointId === standing.endpoint_id).map(({ url }) => url)
     if (goneAt.length > 0) return [...new Set(goneAt)].map((url) => ({ standing, reason: 'gone', url }))
+    // In a pause without attempts, or over a leap of the clock, days pass between two failures.
     const failed =
       rules.disableAfterSeconds > 0 &&
-      standing.failure_streak > 0 &&
+      standing.failure_streak >= rules.failures &&
       standing.failing_seconds >= rules.disableAfterSeconds
     return failed ? [{ standing, reason: 'failing', url: null }] : []
   })

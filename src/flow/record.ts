@@ -108,7 +108,7 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
   // The driver takes lists of times only as text, and would make every text in a list of booleans false.
   const startedAt = ({ claim, outcome }: Result) =>
-    outcome ? isoTime(outcome.startedAt.getTime() + claim.clockOffsetMs) : null
+    outcome ? isoTime(Math.floor(outcome.startedAt + claim.clockOffsetMs)) : null
   const standings = await sql<(Standing & { settled: string[] })[]>`
     select * from waybill.record(
       ${column(({ claim }) => claim.tenantId)}::text[], ${column(({ claim }) => claim.deliveryId)}::uuid[], ${column(fence)}::text[],

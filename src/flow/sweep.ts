@@ -1,6 +1,7 @@
 import type { Pool } from '../db.ts'
 import type { Log } from '../log.ts'
 import { DELIVERIES } from '../queue.ts'
+import { createForgetFuture } from './forget-future.ts'
 import { type Loop, startLoop } from './loop.ts'
 
 const SWEEP_MS = 20_000
@@ -30,12 +31,13 @@ export function startSweep({
   longestWaitSeconds: number
 }): Loop {
   let last = NONE
+  const forgetFuture = createForgetFuture(pool, longestWaitSeconds)
   return startLoop({
     name: 'sweep',
     idleMs: SWEEP_MS,
     log,
     async run() {
-      if (last === NONE) await forgetFuture(pool, longestWaitSeconds)
+      if (last === NONE) await forgetFuture()
       const before = last
       const next = await endpointsAfter(pool, before)
       last = next.at(-1) ?? NONE
@@ -79,29 +81,4 @@ async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
     select count(*)::int, waybill.count_held(array_agg(tenant_id), array_agg(endpoint_id), array_fill(1, array[count(*)::int])), pg_notify('waybill_held', '')
     from lost having count(*) > 0`
   return swept?.count ?? 0
-}
-
-/**
- * Mends what a clock that was set back leaves in the future: until it is that late again, tenants would be refused by rate windows
- * that have not begun, paced endpoints would have no time slot, failing ones no probe, and ordered ones would wait for the delivery
- * that is queued. `longestWaitSeconds`: what a probe is put off by at most.
- */
-async function forgetFuture(pool: Pool, longestWaitSeconds: number): Promise<void> {
-  await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
-  await pool`
-    update waybill.endpoint_stats set next_slot = null where (tenant_id, endpoint_id) in (
-      select tenant_id, endpoint_id from waybill.endpoint_stats where next_slot > now() + interval '5 seconds'
-      order by tenant_id, endpoint_id for no key update skip locked)`
-  await pool`
-    update waybill.endpoint_stats set next_probe_at = now() where (tenant_id, endpoint_id) in (
-      select tenant_id, endpoint_id from waybill.endpoint_stats
-      where breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second'
-      order by tenant_id, endpoint_id for no key update skip locked)`
-  await pool`
-    update pgboss.job set start_after = now()
-    where name = ${DELIVERIES} and state = 'created' and start_after > now() + interval '5 seconds' and id = any(array(
-      select d.delivery_id from waybill.endpoints e join waybill.endpoint_stats s using (tenant_id, endpoint_id) cross join lateral (
-        select delivery_id from waybill.deliveries d
-        where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held offset 0) d
-      where e.ordered and s.pending + s.retrying > s.held))`
 }

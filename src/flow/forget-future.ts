@@ -1,0 +1,83 @@
+import type { Pool } from '../db.ts'
+import { DELIVERIES } from '../queue.ts'
+
+/** By more than this the database's clock must have gone back for its jobs to be looked at: a slow answer looks like it, too. */
+const SET_BACK_MS = 3000
+
+/**
+ * The returned function mends what a clock that was set back leaves in the future. Until it is that late again, tenants would be
+ * refused by rate windows that have not begun, paced endpoints would have no time slot and failing ones no probe, deliveries would
+ * not be due, or be taken for being attempted, and nothing that is scheduled would run. Jobs, of which there may be a million, are
+ * looked at by the first call, and when the clock has gone back since the last one. `longestWaitSeconds`: what a probe is put off by
+ * at most.
+ */
+export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
+  let ahead = Infinity
+
+  /** Whether the database's clock has gone back since the last call, or may have before the first. */
+  async function wasSetBack(): Promise<boolean> {
+    const [clock] = await pool<{ ms: number }[]>`select (extract(epoch from clock_timestamp()) * 1000)::float8 as ms`
+    const before = ahead
+    ahead = (clock?.ms ?? 0) - performance.now()
+    return ahead < before - SET_BACK_MS
+  }
+
+  return async () => {
+    await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
+    await mendEndpoints(pool, longestWaitSeconds)
+    await mendSchedules(pool)
+    if (await wasSetBack()) await mendJobs(pool)
+  }
+}
+
+async function mendEndpoints(pool: Pool, longestWaitSeconds: number): Promise<void> {
+  await pool`
+    with late as (
+      select tenant_id, endpoint_id, next_slot > now() + interval '5 seconds' as slot_is, failing_since > now() + interval '5 seconds' as failure_is,
+        breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second' as probe_is
+      from waybill.endpoint_stats
+      where next_slot > now() + interval '5 seconds' or failing_since > now() + interval '5 seconds'
+        or breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second'
+      order by tenant_id, endpoint_id for no key update skip locked
+    )
+    update waybill.endpoint_stats s set
+      next_slot = case when slot_is then null else s.next_slot end,
+      failing_since = case when failure_is then now() else s.failing_since end,
+      next_probe_at = case when probe_is then now() else s.next_probe_at end
+    from late where s.tenant_id = late.tenant_id and s.endpoint_id = late.endpoint_id`
+}
+
+/** pg-boss runs what is scheduled, and supervises its queues, so long after the last time. */
+async function mendSchedules(pool: Pool): Promise<void> {
+  await pool`update pgboss.version set cron_on = now() where cron_on > now() + interval '5 seconds'`
+  await pool`
+    update pgboss.queue set monitor_on = least(monitor_on, now()), monitor_claim_on = least(monitor_claim_on, now()),
+      maintain_on = least(maintain_on, now())
+    where greatest(monitor_on, monitor_claim_on, maintain_on) > now() + interval '5 seconds'`
+}
+
+/**
+ * First attempts are due at once, retries after a wait that has begun when the last attempt was claimed, and claims were touched a
+ * moment ago.
+ */
+async function mendJobs(pool: Pool): Promise<void> {
+  await pool`
+    with late as (
+      select id, data ->> 'tenant_id' as tenant_id, state,
+        case state
+          when 'created' then now()
+          when 'retry' then greatest(now(), start_after - (started_on - now()))
+          else start_after end as due
+      from pgboss.job where name = ${DELIVERIES} and (
+        state = 'created' and start_after > now() + interval '5 seconds'
+        or state = 'retry' and started_on > now() + interval '5 seconds'
+        or state = 'active' and heartbeat_on > now() + interval '5 seconds')
+      for update skip locked
+    ), mended as (
+      update pgboss.job j set start_after = due, started_on = least(j.started_on, now()), heartbeat_on = least(j.heartbeat_on, now()),
+        priority = case when j.priority > waybill.first_retry() then j.priority else waybill.retry_priority(due) end
+      from late where j.name = ${DELIVERIES} and j.id = late.id
+    )
+    update waybill.deliveries d set next_attempt_at = due, updated_at = now()
+    from late where late.state <> 'active' and d.tenant_id = late.tenant_id and d.delivery_id = late.id`
+}
