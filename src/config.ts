@@ -125,7 +125,11 @@ const environment = z.object({
   RATE_LIMIT_READ: wholeNumber(0, 1_000_000_000, 6000),
   ROTATION_OVERLAP_SECONDS: wholeNumber(0, 2_592_000, 86_400),
   RETENTION_DAYS: wholeNumber(1, 3650, 30),
-  RETENTION_CRON: z.string().refine(isCron, 'must be a cron expression of five fields').default('17 3 * * *'),
+  RETENTION_CRON: z
+    .string()
+    .transform((text) => text.trim().replaceAll(/\s+/g, ' '))
+    .refine(isCron, 'must be a cron expression of five fields')
+    .default('17 3 * * *'),
   SHUTDOWN_GRACE_SECONDS: wholeNumber(0, 600, 20),
 })
 

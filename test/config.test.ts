@@ -131,6 +131,10 @@ test('BASE_URL loses its trailing slashes', () => {
   assert.equal(readConfig({ BASE_URL: 'https://hooks.example.com/api//' }).BASE_URL, 'https://hooks.example.com/api')
 })
 
+test('a schedule may have blanks to spare', () => {
+  assert.equal(readConfig({ ...OWN, RETENTION_CRON: ' 17  3 * *\t*' }).RETENTION_CRON, '17 3 * * *')
+})
+
 test('the configuration cannot be changed', () => {
   assert.throws(() => {
     ;(readConfig({}) as { PORT: number }).PORT = 1

@@ -76,7 +76,7 @@ const attempt = z
       .enum(['succeeded', 'will_retry', 'exhausted'])
       .openapi({ description: '`exhausted`: the delivery was given up on with this attempt.', example: 'will_retry' }),
     next_attempt_at: timestamp.nullable(),
-    started_at: timestamp,
+    started_at: timestamp.openapi({ description: 'Of an attempt whose worker was lost: when that was found out.' }),
   })
   .openapi('Attempt')
 
@@ -103,7 +103,7 @@ const replay = createRoute({
   tags: ['Deliveries'],
   summary: 'Replay a delivery',
   description:
-    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. Nothing is queued twice.',
+    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. Where the endpoint is failing, it is the next probe, unless one is under way. Nothing is queued twice.',
   security,
   request: { params: deliveryPath },
   responses: { 202: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'monthly_attempts') },

@@ -32,7 +32,12 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     cause: 'The payload (or the whole body) is larger than `details.limit_bytes`',
     remedy: 'Publish less, or a link to the rest',
     details: [
-      z.object({ limit_bytes: z.int(), actual_bytes: z.int() }),
+      z.object({
+        limit_bytes: z.int(),
+        actual_bytes: z.int().openapi({
+          description: 'Of a body that is more than 64 KiB larger than that: as announced, or as far as it was read.',
+        }),
+      }),
       { limit_bytes: 262_144, actual_bytes: 300_000 },
     ],
   },

@@ -47,7 +47,10 @@ export function registerWebhook(registry: OpenAPIHono['openAPIRegistry'], prefix
       body: { required: true, content: { 'application/json': { schema: body } } },
     },
     responses: {
-      '2XX': { description: 'Received: the delivery is `delivered`.' },
+      '2XX': {
+        description:
+          'Received: the delivery is `delivered`, unless the connection breaks off before the end of the answer.',
+      },
       410: { description: 'Gone: the delivery is dead-lettered as `endpoint_gone` and the endpoint set inactive.' },
       429: { description: 'Tried again, no earlier than `Retry-After` asks (up to 24 hours).' },
       503: { description: 'Tried again, no earlier than `Retry-After` asks (up to 24 hours).' },

@@ -48,7 +48,10 @@ export const eventType = z
  * milliseconds, so what is at or after a moment between two of them is at or after the second one.
  */
 const moment = z.iso
-  .datetime({ offset: true, error: 'must be an ISO 8601 time with an offset (whose + is %2B in a query) or Z' })
+  .datetime({
+    offset: true,
+    error: 'must be a time like 2026-01-31T12:30:00Z, or with an offset like +01:00 (in a query %2B01:00)',
+  })
   .transform((text) => new Date(Date.parse(text) + (/\.\d{3}\d*[1-9]/.test(text) ? 1 : 0)))
   .refine((date) => !Number.isNaN(date.getTime()), 'must be a time that there is')
 
