@@ -1,0 +1,201 @@
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
+import { type TestContext, test } from 'node:test'
+import { learnTypes, openDb, type Pool } from '../src/db.ts'
+import { createLog } from '../src/log.ts'
+import { cleanUp } from './support/cleanup.ts'
+import { createDatabase } from './support/database.ts'
+import { waitFor } from './support/wait.ts'
+
+const log = createLog('silent')
+
+async function start(t: TestContext, options: { max?: number; reads?: boolean; patienceMs?: number } = {}) {
+  const { url, sql } = await createDatabase(t)
+  const open = (through = url) => {
+    const pool = openDb(through, { log, name: 'test', max: 1, ...options })
+    cleanUp(t, () => pool.end({ timeout: 0 }))
+    return pool
+  }
+  const terminate = (where: string) =>
+    sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and query like ${where}`
+  return { url, sql, open, terminate }
+}
+
+/** What stands between a pool and its database; `sockets`: the pool's connections so far. */
+async function between(t: TestContext, url: string, meet: (client: Socket, forward: () => void) => void) {
+  const target = new URL(url)
+  const sockets: Socket[] = []
+  const server = createServer((client) => {
+    sockets.push(client)
+    client.on('error', () => {})
+    meet(client, () => {
+      const database = connect(Number(target.port), target.hostname)
+      database.on('error', () => client.destroy())
+      client.on('close', () => database.destroy())
+      client.pipe(database).pipe(client)
+    })
+  })
+  server.listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  cleanUp(t, () => {
+    for (const socket of sockets) socket.destroy()
+    server.close()
+  })
+  const through = new URL(url)
+  through.port = String((server.address() as AddressInfo).port)
+  return { url: through.href, sockets }
+}
+
+const isUnderWay = (sql: Pool, what: string) =>
+  waitFor(
+    async () => (await sql`select from pg_stat_activity where state = 'active' and query like ${what}`).length > 0,
+  )
+
+test('what came of an answer that failed is not counted with the next one', async (t) => {
+  const { open, sql, terminate } = await start(t)
+  const pool = open()
+  const answered = async () => assert.deepEqual([...(await pool`select 7 as n`)], [{ n: 7 }])
+  await assert.rejects(async () => await pool`select 10 / (3 - i) as x from generate_series(1, 5) i`, /division/)
+  await answered()
+  // Nor is that of a connection that was lost in the middle of it.
+  const cut = assert.rejects(
+    async () =>
+      await pool`select repeat('x', 9000), case when i > 3 then pg_sleep(60)::text end from generate_series(1, 5) i`,
+  )
+  await isUnderWay(sql as unknown as Pool, 'select repeat%')
+  await terminate('select repeat%')
+  await cut
+  await answered()
+})
+
+test('a pool whose connection was lost in the middle of a query ends', async (t) => {
+  const { url, sql, terminate } = await start(t)
+  const pool = openDb(url, { log, name: 'test', max: 1 })
+  const lost = assert.rejects(async () => await pool`select pg_sleep(60)`)
+  await isUnderWay(sql as unknown as Pool, 'select pg_sleep%')
+  await terminate('select pg_sleep%')
+  await lost
+  await pool.end()
+})
+
+test('a prepared statement whose result has changed is sent again as it was, and mixes nothing up', async (t) => {
+  const { open, sql } = await start(t)
+  await sql`create table things (id int, a boolean, j jsonb, b bytea)`
+  const pool = open()
+  await learnTypes(pool)
+  const put = async (id: number) =>
+    await pool`insert into things (id, a, j, b) values (${id}, ${true}, ${pool.json({ x: 1 })}, ${Buffer.from('ab')}) returning *`
+  const number = async (n: number) => (await pool`select ${n}::int as n`)[0]?.n
+  await put(1)
+  await number(1)
+  await sql`alter table things add column extra int`
+  const numbers = Array.from({ length: 20 }, (_, n) => n)
+  const [, ...answers] = await Promise.all([put(2), ...numbers.map(number)])
+  assert.deepEqual(answers, numbers)
+  const rows = await sql`select a, j::text, b::text from things order by id`
+  assert.deepEqual({ ...rows[1] }, { ...rows[0] })
+})
+
+test('a query that cannot be built fails alone', async (t) => {
+  const { open, sql } = await start(t)
+  const pool = open()
+  const ask = async (text: string | undefined) => (await pool`select ${text as string}::text as v`)[0]?.v
+  await ask('once')
+  const slow = ask('once').then(async () => (await pool`select 'slow' as v from pg_sleep(0.3)`)[0]?.v)
+  await isUnderWay(sql as unknown as Pool, "select 'slow'%")
+  const answers = await Promise.allSettled([slow, ask(undefined), ask('first'), ask('second')])
+  const got = answers.map((answer) => (answer.status === 'fulfilled' ? answer.value : answer.reason.code))
+  assert.deepEqual(got, ['slow', 'UNDEFINED_VALUE', 'first', 'second'])
+})
+
+test('what is left of a transaction that lost its connection does not run on the next one', async (t) => {
+  const { open, sql, terminate } = await start(t)
+  await sql`create table things (who text)`
+  const pool = open()
+  const { promise: resumed, resolve: resume } = Promise.withResolvers<void>()
+  let late: Promise<unknown> | undefined
+  const lost = pool.begin(async (sql) => {
+    await sql`insert into things values ('lost')`
+    await resumed
+    late = assert.rejects(async () => await sql`insert into things values ('late')`)
+    await late
+  })
+  const failed = assert.rejects(lost)
+  await waitFor(async () => (await terminate('insert into things%')).length > 0)
+  await failed
+  await pool.begin(async (other) => {
+    await other`insert into things values ('other')`
+    resume()
+    await waitFor(() => late !== undefined)
+    await late
+  })
+  assert.deepEqual([...(await sql`select who from things`)], [{ who: 'other' }])
+})
+
+test('a server that closes every connection at once is not asked without an end', async (t) => {
+  const { url, open } = await start(t)
+  const door = await between(t, url, (client) => client.end())
+  const pool = open(door.url)
+  await assert.rejects(async () => await pool`select 1`)
+  assert.ok(door.sockets.length < 5, `${door.sockets.length} connections`)
+})
+
+test('unused connections that are closed over a dead network come back to their pool', async (t) => {
+  const { url, open } = await start(t, { max: 2, reads: true, patienceMs: 2500 })
+  const network = await between(t, url, (_client, forward) => forward())
+  const pool = open(network.url)
+  const ask = async () => await pool`select 1 from pg_sleep(0.1)`
+  await Promise.all([ask(), ask()])
+  // Nothing passes any more, nor an end.
+  const before = [...network.sockets]
+  for (const socket of before) {
+    socket.unpipe()
+    socket.removeAllListeners('data')
+    socket.removeAllListeners('end')
+    socket.pause()
+  }
+  // They are closed after five seconds.
+  await waitFor(
+    async () =>
+      network.sockets.length > before.length ||
+      (await ask().then(
+        () => true,
+        () => false,
+      )),
+    {
+      timeoutMs: 30_000,
+      what: 'a connection to be opened anew',
+    },
+  )
+  await Promise.all([ask(), ask()])
+})
+
+test('a channel is listened on again although that was refused at first, and no longer once it is not wanted', async (t) => {
+  const { url, sql, open } = await start(t)
+  let refuses = false
+  const door = await between(t, url, (client, forward) => (refuses ? client.end() : forward()))
+  const pool = open(door.url)
+  const heard: string[] = []
+  let listening = 0
+  const channels = await Promise.all(
+    ['one', 'two'].map((name) =>
+      pool.listen(
+        name,
+        () => heard.push(name),
+        () => listening++,
+      ),
+    ),
+  )
+  assert.equal(listening, 2)
+  refuses = true
+  const before = door.sockets.length
+  for (const socket of door.sockets) socket.destroy()
+  await waitFor(() => door.sockets.length >= before + 3, { what: 'several tries' })
+  refuses = false
+  await waitFor(() => listening === 4, { what: 'both channels to be listened on again' })
+  await channels[0]!.unlisten()
+  await sql`select pg_notify('one', ''), pg_notify('two', '')`
+  await waitFor(() => heard.includes('two'))
+  assert.deepEqual(heard, ['two'])
+})
