@@ -109,6 +109,13 @@ test('what was queued, failed or claimed tomorrow, because the clock was ahead, 
   await sql`update pgboss.version set cron_on = now() + interval '1 day'`
   await startService(t, { databaseUrl, mode: 'worker' })
   for (const name of ['queued', 'failed', 'claimed']) await receiver.until(1, { path: `/${name}`, timeoutMs: 60_000 })
+  // A claim that was lost, and a retry, are not the first attempt.
+  const attempts = await waitFor(async () => {
+    const rows =
+      await sql`select event_type, attempt_count from waybill.deliveries where status = 'delivered' order by event_type`
+    return rows.length === 3 && rows.map(({ attempt_count }) => attempt_count)
+  })
+  assert.deepEqual(attempts, [2, 2, 1])
   const waiting = () => sql`select from pgboss.version where cron_on > now()`
   await waitFor(async () => (await waiting()).length === 0, { what: 'schedules to run again' })
 })

@@ -103,7 +103,7 @@ begin
   set since = clock_timestamp(), old_tag = m.next_tag, next_tag = c.tag, old_retry = m.next_retry, next_retry = m.retry
   from waybill.queue_clock c
   where m.ctid = (
-    select ctid from waybill.claim_marks where since not between now() - interval '3 seconds' and now() for update skip locked);
+    select ctid from waybill.claim_marks where since not between clock_timestamp() - interval '3 seconds' and clock_timestamp() for update skip locked);
 end $$;
 
 -- Whether an ordered endpoint has nothing older that is not finished. By index, whether that is held or not. A function of its

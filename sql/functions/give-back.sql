@@ -44,8 +44,8 @@ begin
   where c.id = any(finished) and d.tenant_id = c.tenant_id and d.delivery_id = c.id
     and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)]);
   perform waybill.count_held(held_tenants, held_endpoints, array_fill(1, array[cardinality(held_tenants)]));
-  -- A probe for which there was no room is due again soon, not when its lease ends.
-  update waybill.endpoint_stats s set probing = null, next_probe_at = now() + interval '1 second'
+  -- A probe for which there was no room is due again soon, not when its lease ends, and is the next one.
+  update waybill.endpoint_stats s set next_probe_at = now() + interval '1 second'
   from unnest(held_tenants, held_endpoints) as h (tenant_id, endpoint_id)
   where s.tenant_id = h.tenant_id and s.endpoint_id = h.endpoint_id and s.breaker = 'open' and s.probing = any(finished);
   -- Last, as where attempts are recorded: in another order the two could wait for each other.

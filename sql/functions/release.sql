@@ -31,8 +31,8 @@ begin
     select s.tenant_id, s.endpoint_id, e.max_per_second,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
       greatest(s.next_slot, now()) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
-      -- A probe that somebody has asked for (waybill.replay).
-      case when s.breaker = 'open' and not e.ordered then s.probing end as wanted,
+      -- A probe that somebody has asked for (waybill.replay), or for which there was no room.
+      case when s.breaker = 'open' and not e.ordered and s.next_probe_at <= now() then waybill.if_held(s.tenant_id, s.probing) end as wanted,
       case
         when not e.is_active then 0
         when e.ordered and s.pending + s.retrying > s.held then 0
@@ -54,14 +54,10 @@ begin
       l.tag + x.step * row_number() over lane as tag, l.clock,
       l.slot + (row_number() over lane - 1) * interval '1 second' / l.max_per_second as slot
     from lanes l join sharing x using (tenant_id) cross join lateral (
-      select * from (
-        (select delivery_id, spent_retries from waybill.deliveries d
-          where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held and d.delivery_id = l.wanted)
-        union all
-        (select delivery_id, spent_retries from waybill.deliveries d
-          where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held and d.delivery_id is distinct from l.wanted
-          order by d.delivery_id limit greatest(l.room, 0))) d
-      order by d.delivery_id is distinct from l.wanted, d.delivery_id limit greatest(l.room, 0)) d
+      select delivery_id, spent_retries from waybill.deliveries d
+      where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held
+        and d.delivery_id >= coalesce(l.wanted, '00000000-0000-0000-0000-000000000000')
+      order by d.delivery_id limit greatest(l.room, 0)) d
     window lane as (partition by l.tenant_id, l.endpoint_id order by d.delivery_id)
     -- Whoever publishes to one of these endpoints waits for all of it. What is left is for the next look.
     limit 2000
@@ -113,6 +109,14 @@ begin
   where j.name = 'deliveries' and j.id = any(picked.ids) and j.id = r.id and (r.retries > 0 or r.urgent);
   perform pg_notify('waybill_due', case when 0 < any(picked.retries) then 'retry' else '' end);
   return query select c.t, c.e, count(*)::int from unnest(picked.tenants, picked.endpoints) as c (t, e) group by c.t, c.e;
+end $$;
+
+-- A delivery's id, if it is held. A function of its own, as waybill.is_oldest is.
+create or replace function waybill.if_held(tenant text, delivery uuid) returns uuid language plpgsql stable
+set plan_cache_mode = force_custom_plan
+as $$
+begin
+  return (select delivery_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery and held);
 end $$;
 
 -- Of an ordered endpoint, the one delivery that waits for its retry, and all others for it, is due now.

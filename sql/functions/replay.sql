@@ -73,6 +73,8 @@ begin
   update waybill.endpoint_stats set
     probing = case when not is_ordered then delivery end,
     next_probe_at = case when is_queued and not is_ordered then next_probe_at else least(next_probe_at, now()) end
-  where tenant_id = tenant and endpoint_id = endpoint and breaker = 'open' and probing is null;
+  where tenant_id = tenant and endpoint_id = endpoint and breaker = 'open' and probing is null
+    -- If it is due already, there is nothing to do: with the delivery's lock, its counters are not waited for without need.
+    and (not is_ordered or next_probe_at > now());
   if found then perform pg_notify('waybill_held', ''); end if;
 end $$;

@@ -39,8 +39,8 @@ const HALF_OPEN_FAILURES = 3
 
 /**
  * The usual circuit breaker, one per endpoint: closed until enough failures in a row; then open, with one probe at a time; then half
- * open, with two attempts at once and one more for each that succeeds, until it takes as many as any other, or nothing is held. What
- * is held then goes out as room is found, and what comes need no longer be held, or a backlog would never end. A probe is an ordinary attempt of a
+ * open, with two attempts at once and one more for each that succeeds, until it takes as many as any other, or nothing is held: at
+ * twice the ramp in each round, a backlog that grows faster would never end. A probe is an ordinary attempt of a
  * delivery and uses one of its retries; while the breaker is open nothing else is sent and no other retry is used. Pure.
  */
 export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): Breaker {

@@ -3,6 +3,7 @@ import { DELIVERIES } from '../queue.ts'
 
 /** By more than this the database's clock must have gone back for its jobs to be looked at: a slow answer looks like it, too. */
 const SET_BACK_MS = 3000
+const MAX_BATCH = 2000
 
 /**
  * The returned function mends what a clock that was set back leaves in the future. Until it is that late again, tenants would be
@@ -13,6 +14,7 @@ const SET_BACK_MS = 3000
  */
 export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
   let ahead = Infinity
+  let isMended = false
 
   /** Whether the database's clock has gone back since the last call, or may have before the first. */
   async function wasSetBack(): Promise<boolean> {
@@ -26,7 +28,8 @@ export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () =
     await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
     await mendEndpoints(pool, longestWaitSeconds)
     await mendSchedules(pool)
-    if (await wasSetBack()) await mendJobs(pool)
+    if (await wasSetBack()) isMended = false
+    while (!isMended) isMended = (await mendJobs(pool)) < MAX_BATCH
   }
 }
 
@@ -58,11 +61,12 @@ async function mendSchedules(pool: Pool): Promise<void> {
 
 /**
  * First attempts are due at once, retries after a wait that has begun when the last attempt was claimed, and claims were touched a
- * moment ago.
+ * moment ago. Returns how many there were, at most `MAX_BATCH`. What is set is not set where it was not: by `started_on` pg-boss
+ * tells a retry.
  */
-async function mendJobs(pool: Pool): Promise<void> {
-  await pool`
-    with late as (
+async function mendJobs(pool: Pool): Promise<number> {
+  const [mended] = await pool<{ count: number }[]>`
+    with late as materialized (
       select id, data ->> 'tenant_id' as tenant_id, state,
         case state
           when 'created' then now()
@@ -72,12 +76,22 @@ async function mendJobs(pool: Pool): Promise<void> {
         state = 'created' and start_after > now() + interval '5 seconds'
         or state = 'retry' and started_on > now() + interval '5 seconds'
         or state = 'active' and heartbeat_on > now() + interval '5 seconds')
-      for update skip locked
+      limit ${MAX_BATCH} for update skip locked
     ), mended as (
-      update pgboss.job j set start_after = due, started_on = least(j.started_on, now()), heartbeat_on = least(j.heartbeat_on, now()),
+      update pgboss.job j set start_after = due,
+        started_on = case when j.started_on > now() then now() else j.started_on end,
+        heartbeat_on = case when j.heartbeat_on > now() then now() else j.heartbeat_on end,
         priority = case when j.priority > waybill.first_retry() then j.priority else waybill.retry_priority(due) end
       from late where j.name = ${DELIVERIES} and j.id = late.id
+    ), found as (
+      select d.tenant_id, d.delivery_id, due from late cross join lateral (
+        select * from waybill.deliveries d where d.tenant_id = late.tenant_id and d.delivery_id = late.id offset 0) d
+      where late.state <> 'active'
+    ), shown as (
+      update waybill.deliveries d set next_attempt_at = due, updated_at = now()
+      from found f where d.tenant_id = f.tenant_id and d.delivery_id = f.delivery_id
+        and d.delivery_id between (select min(delivery_id::text)::uuid from found) and (select max(delivery_id::text)::uuid from found)
     )
-    update waybill.deliveries d set next_attempt_at = due, updated_at = now()
-    from late where late.state <> 'active' and d.tenant_id = late.tenant_id and d.delivery_id = late.id`
+    select count(*)::int from late`
+  return mended?.count ?? 0
 }
