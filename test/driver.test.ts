@@ -2,6 +2,8 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 import { learnTypes, openDb, type Pool } from '../src/db.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
@@ -26,7 +28,8 @@ async function start(t: TestContext, options: { max?: number; reads?: boolean; p
 async function between(t: TestContext, url: string, meet: (client: Socket, forward: () => void) => void) {
   const target = new URL(url)
   const sockets: Socket[] = []
-  const server = createServer((client) => {
+  const holes: (() => void)[] = []
+  const server = createServer({ allowHalfOpen: true }, (client) => {
     sockets.push(client)
     client.on('error', () => {})
     meet(client, () => {
@@ -34,6 +37,11 @@ async function between(t: TestContext, url: string, meet: (client: Socket, forwa
       database.on('error', () => client.destroy())
       client.on('close', () => database.destroy())
       client.pipe(database).pipe(client)
+      holes.push(() => {
+        client.unpipe()
+        database.unpipe()
+        client.resume()
+      })
     })
   })
   server.listen(0, '127.0.0.1')
@@ -44,7 +52,11 @@ async function between(t: TestContext, url: string, meet: (client: Socket, forwa
   })
   const through = new URL(url)
   through.port = String((server.address() as AddressInfo).port)
-  return { url: through.href, sockets }
+  /** From now on, nothing passes over the connections that there are, nor the end of one. */
+  const swallow = () => {
+    for (const hole of holes) hole()
+  }
+  return { url: through.href, sockets, swallow }
 }
 
 const isUnderWay = (sql: Pool, what: string) =>
@@ -95,6 +107,26 @@ test('a prepared statement whose result has changed is sent again as it was, and
   assert.deepEqual(answers, numbers)
   const rows = await sql`select a, j::text, b::text from things order by id`
   assert.deepEqual({ ...rows[1] }, { ...rows[0] })
+
+  // Under load, while it changes again and again.
+  let isChanging = true
+  const ids = Array.from({ length: 8 }, async (_, worker) => {
+    while (isChanging) {
+      const n = 1 + (worker % 2)
+      const [row] =
+        worker < 4
+          ? await pool`select * from things where id = ${n}`
+          : await pool`select ${n}::int as id, 'other' as kind`
+      assert.deepEqual([row?.id, row?.kind], [n, worker < 4 ? undefined : 'other'])
+      await new Promise((resolve) => setTimeout(resolve, worker / 2))
+    }
+  })
+  for (let n = 0; n < 10; n++) {
+    await sql.unsafe(`alter table things add column more${n} int`)
+    await pool`select pg_sleep(0.05)`
+  }
+  isChanging = false
+  await Promise.all(ids)
 })
 
 test('a query that cannot be built fails alone', async (t) => {
@@ -147,28 +179,34 @@ test('unused connections that are closed over a dead network come back to their 
   const pool = open(network.url)
   const ask = async () => await pool`select 1 from pg_sleep(0.1)`
   await Promise.all([ask(), ask()])
-  // Nothing passes any more, nor an end.
+  network.swallow()
   const before = [...network.sockets]
-  for (const socket of before) {
-    socket.unpipe()
-    socket.removeAllListeners('data')
-    socket.removeAllListeners('end')
-    socket.pause()
+  await waitFor(() => before.every((socket) => socket.readableEnded), {
+    timeoutMs: 30_000,
+    what: 'both to be closed for being idle',
+  })
+  const answered = Promise.all([ask(), ask()])
+  let isAnswered = false
+  answered.then(() => {
+    isAnswered = true
+  })
+  await waitFor(() => isAnswered, { what: 'new connections to be made' })
+})
+
+test('statements that fail are not kept', async (t) => {
+  const pool = (await start(t)).open()
+  setFlagsFromString('--expose-gc')
+  const collect: () => void = runInNewContext('gc')
+  const fail = async (count: number) => {
+    for (let n = 0; n < count; n++)
+      await assert.rejects(async () => await pool.unsafe(`select 1/0 /* ${n} ${'x'.repeat(20_000)} */`))
+    collect()
+    return process.memoryUsage().heapUsed / 2 ** 20
   }
-  // They are closed after five seconds.
-  await waitFor(
-    async () =>
-      network.sockets.length > before.length ||
-      (await ask().then(
-        () => true,
-        () => false,
-      )),
-    {
-      timeoutMs: 30_000,
-      what: 'a connection to be opened anew',
-    },
-  )
-  await Promise.all([ask(), ask()])
+  const before = await fail(200)
+  const grown = (await fail(1500)) - before
+  // Kept, they take thirty.
+  assert.ok(grown < 10, `${grown.toFixed(1)} MiB`)
 })
 
 test('a channel is listened on again although that was refused at first, and no longer once it is not wanted', async (t) => {
