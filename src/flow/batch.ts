@@ -32,6 +32,8 @@ export function createBatcher<Item, Result>(options: {
   async function run(batch: Waiting[]): Promise<() => void> {
     try {
       const results = await options.run(batch.map((entry) => entry.item))
+      // Each caller gets its own by its place, so none can be told when one is missing.
+      if (results.length !== batch.length) throw new Error(`${results.length} results for ${batch.length} items`)
       most = Math.min(2 * most, options.max)
       return () =>
         batch.forEach((entry, index) => {

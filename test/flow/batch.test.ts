@@ -52,6 +52,17 @@ test('items that come together share a batch, and each gets its own result', asy
   assert.deepEqual(sizes, [4])
 })
 
+test('a batch that is answered with too much or too little fails, since nobody can tell whose is whose', async () => {
+  for (const results of [[1], [1, 2, 3]]) {
+    const submit = createBatcher<number, number>({ max: 100, run: async () => results })
+    const settled = await Promise.allSettled([submit(1), submit(2)])
+    assert.deepEqual(
+      settled.map(({ status }) => status),
+      ['rejected', 'rejected'],
+    )
+  }
+})
+
 test('the next batch is under way before anybody learns how the last one went', async () => {
   const order: string[] = []
   const submit = createBatcher<number, number>({
