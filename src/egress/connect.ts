@@ -140,14 +140,9 @@ async function findAddresses(
 
 /** The two families alternately: this host may have a way to one of them only. */
 function inTurn(addresses: string[]): string[] {
-  const [four, six] = [4, 6].map((family) => addresses.filter((address) => isIP(address) === family)) as [
-    string[],
-    string[],
-  ]
-  const [first, second] = isIP(addresses[0] ?? '') === 6 ? [six, four] : [four, six]
-  return first
-    .flatMap((address, index) => [address, ...second.slice(index, index + 1)])
-    .concat(second.slice(first.length))
+  const seen = { 4: 0, 6: 0 }
+  const turns = addresses.map((address) => ({ address, turn: seen[isIP(address) as 4 | 6]++ }))
+  return turns.sort((one, other) => one.turn - other.turn).map(({ address }) => address)
 }
 
 function dial(addresses: string[], port: number, timeoutMs: number, signal: AbortSignal): Promise<Socket> {

@@ -28,7 +28,8 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
   const pending = new Map<string, Promise<string[]>>()
 
   function current(): Resolver {
-    if (dns !== undefined && (servers !== undefined || !serversChanged())) return dns
+    const isChanged = servers === undefined && serversChanged()
+    if (dns !== undefined && !isChanged) return dns
     // A server that is silent takes 14 seconds. After quick answers c-ares begins with a fraction of `timeout`, and takes no
     // answer to an earlier try: then these are some 6 to 9. What was asked before is still answered.
     dns = new Resolver({ timeout: 2000, maxTimeout: 3000, tries: 5 })
@@ -91,7 +92,7 @@ const hasServer = (dns: Resolver): Promise<boolean> =>
  */
 function createHostsReader(path: string): () => Map<string, string[]> {
   const isChanged = createChangeWatch(path)
-  let isStale = true
+  let isStale = false
   let hosts = new Map<string, string[]>()
   return () => {
     isStale ||= isChanged()

@@ -3,8 +3,8 @@ import { type Pool, retried } from '../db.ts'
 
 /**
  * The returned function makes a delivery due now (waybill.replay), and resolves with its row as it then is, or undefined if the
- * tenant has no such delivery; `columns` are those of the row. Those that come while one runs share the next run, or they would keep all connections waiting for
- * the lock.
+ * tenant has no such delivery; `columns` are those of the row. Those that come while one runs share the next run, or they would
+ * keep all connections waiting for the lock.
  */
 export function createReplay<Row>(pool: Pool, columns: (sql: Pool) => postgres.Fragment) {
   type Run = Promise<Row | undefined>
