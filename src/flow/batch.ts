@@ -1,4 +1,4 @@
-import { isRefusal, isRetryable, isTooSlow } from '../db.ts'
+import { isRefusal, isRetryable, isTooSlow } from '../database-errors.ts'
 
 /** A batch that takes longer has waited for others' batches: for the database's attention, or for its locks. */
 const BUSY_MS = 10
@@ -62,9 +62,9 @@ export function createBatcher<Item, Result>(options: {
     void run(batch).then((tell) => {
       const isBusy = tookAll && performance.now() - begun > BUSY_MS
       if (isBusy && waiting.length > 0 && waiting.length < most) setTimeout(goOn, PAUSE_MS)
-      // The database works on the next batch while this one's callers go on.
       else goOn()
-      tell()
+      // The database works on the next batch while this one's callers go on. It gets it within this turn.
+      setImmediate(tell)
     })
   }
 
