@@ -1,13 +1,13 @@
-import { createSecureContext } from 'node:tls'
+import { type ConnectionOptions, createSecureContext } from 'node:tls'
 import { parse } from 'pg-connection-string'
 
 /** Those of libpq that say for certain whether and how the connection is encrypted. */
 const SSL_MODES = ['disable', 'require', 'verify-ca', 'verify-full']
-/** What libpq takes from the environment where the URL does not say it, beside what both drivers take from there themselves. */
+/** What libpq takes from the environment where the URL does not say it, beside what the driver takes from there itself. */
 const SSL_VARIABLES = { sslmode: 'PGSSLMODE', sslrootcert: 'PGSSLROOTCERT', sslcert: 'PGSSLCERT', sslkey: 'PGSSLKEY' }
 
 /**
- * What a DATABASE_URL says, as libpq reads it, for drivers that would read it differently: the host, which may be the directory of a
+ * What a DATABASE_URL says, as libpq reads it, for a driver that would read it otherwise: the host, which may be the directory of a
  * Unix socket, and how the connection is encrypted (`sslmode`, `sslrootcert`, `sslcert`, `sslkey`; the files are read here). Of its
  * other parameters only `options` is used. Throws an Error with a sentence that carries no secret.
  */
@@ -31,7 +31,7 @@ export function readDatabaseUrl(text: string, env: Record<string, string | undef
     ...(database && { database }),
     ...(user && { user }),
     ...(password && { password }),
-    ssl: ssl ?? false,
+    ssl: (ssl ?? false) as ConnectionOptions | boolean,
     ...(options && { options }),
   }
 }

@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto'
 import { readdir, readFile } from 'node:fs/promises'
-import { type Db, isGone, openDb, type Pool } from './db.ts'
+import { isGone } from './database-errors.ts'
+import { type Db, openDb, type Pool } from './db.ts'
 import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
 import { DEAD_LETTERS, DELIVERIES, type QueueSettings } from './queue.ts'
@@ -18,7 +19,7 @@ const LOCK = 0x5741_5942
  * to do. Throws what Postgres throws; then none of the files has left a trace.
  */
 export async function migrate(url: string, log: Log, settings: QueueSettings): Promise<void> {
-  const pool = openDb(url, { log, name: 'migrate', max: 1, patienceMs: 0 })
+  const pool = openDb(url, { log, name: 'waybill migrate', max: 1, patienceMs: 0 })
   try {
     await requireServer(pool)
     await takeTurn(pool, log)
@@ -32,7 +33,7 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
       await sql`select pg_advisory_xact_lock(${LOCK})`
       const files = await missing(sql)
       for (const file of files) {
-        await sql.unsafe(await readFile(new URL(file, MIGRATIONS), 'utf8'))
+        await sql.text(await readFile(new URL(file, MIGRATIONS), 'utf8'))
         await sql`insert into waybill.migrations (file) values (${file})`
       }
       return { files, functions: await putFunctions(sql) }
@@ -131,7 +132,7 @@ async function putFunctions(sql: Db): Promise<string | null> {
   if (await hasFunctions(sql, functions)) return null
   // They call one another, and come in the order of their files' names.
   await sql`set local check_function_bodies = off`
-  await sql.unsafe(functions.text)
+  await sql.text(functions.text)
   await sql`delete from waybill.functions`
   await sql`insert into waybill.functions values (${functions.version}, ${functions.checksum})`
   return functions.version.join('.')

@@ -30,7 +30,7 @@ const SUPERVISE_SECONDS = 15
  * to which pg-boss has none. A job keeps the value it was queued with.
  */
 const LONGEST_CLAIM_SECONDS = 86_400
-/** Options for pg-boss's own driver, which pg-boss passes on without documenting them. */
+/** Options for the driver, which pg-boss passes on without documenting them. */
 const NEVER_HANGING = {
   connectionTimeoutMillis: 5000,
   query_timeout: 14_000,
@@ -53,8 +53,7 @@ export function bossAddress(url: string) {
 }
 
 /**
- * pg-boss on connections of its own: it runs multi-statement transactions, which our driver refuses on a pool. Once started it
- * supervises its queues, and runs what is scheduled.
+ * pg-boss on connections of its own. Once started it supervises its queues, and runs what is scheduled.
  */
 export function createBoss(url: string, log: Log): PgBoss {
   const boss = new PgBoss({
@@ -106,7 +105,6 @@ export async function updateQueues(boss: PgBoss, settings: QueueSettings): Promi
 /** Lets pg-boss run a statement on our transaction, so that a job and what it stands for commit together. */
 export const bossDb = (sql: Db) => ({
   executeSql: async (text: string, values: unknown[] = []) => ({
-    // biome-ignore lint/suspicious/noExplicitAny: pg-boss hands its own parameters through
-    rows: await sql.unsafe(text, values as any[], { prepare: true }),
+    rows: await sql.text(text, values),
   }),
 })

@@ -1,5 +1,5 @@
 import type { Config } from './config.ts'
-import { learnTypes, openDb, type Pool, untilReachable, watchListening } from './db.ts'
+import { openDb, type Pool } from './db.ts'
 import { createSender } from './egress/send.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
@@ -16,6 +16,7 @@ import { migrate, requireMigrated } from './migrate.ts'
 import { createBoss, type QueueSettings, updateQueues } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
 import type { Releasers } from './shutdown.ts'
+import { untilReachable } from './until-reachable.ts'
 import { readVersion } from './version.ts'
 import { startWorker } from './worker.ts'
 
@@ -26,7 +27,7 @@ export type Service = { port: number }
 const API_CONNECTIONS = 10
 const WORKER_CONNECTIONS = 4
 /** For lists and sums. A request may have waited a second before (http/room.ts), and has 4 in all (http/deadline.ts). */
-const READS = { max: 8, patienceMs: 2500, reads: true }
+const READS = { max: 8, patienceMs: 2500 }
 /** For scans of whole tables, which may take this long, on connections of their own. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
 /** For retention, which counts a day at a time: as long as a large one takes on a slow disk, or it would be kept for ever. */
@@ -61,8 +62,8 @@ export async function startService(options: {
   await untilReachable(database.url, log)
   if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
   const secretBox = createSecretBox(database.encryptionKeys)
-  const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean; reads?: boolean }): Pool => {
-    const pool = openDb(database.url, { log, name: `${mode}${name}`, ...more })
+  const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }): Pool => {
+    const pool = openDb(database.url, { log, name: `waybill ${mode}${name}`, ...more })
     releasers.add(`database${name}`, () => pool.end({ timeout: 2 }))
     return pool
   }
@@ -70,18 +71,14 @@ export async function startService(options: {
   const reads = open(' reads', READS)
   const retention = open(' retention', RETENTION)
   const pulse = open(' health', { max: 1, patienceMs: HEALTH_PATIENCE_MS })
-  await learnTypes(pool, reads, retention)
-  // It only reads `select 1`.
-  pulse.options.fetch_types = false
-  releasers.add('listening', watchListening(pool))
   if (!options.migrateFirst) await requireMigrated(pool)
   await requireKeys(pool, secretBox)
   await warnUnlessDurable(pool, log)
 
   const auth = createAuth(pool, database.adminApiKey)
   if (mode !== 'worker') {
-    const listening = await pool.listen('waybill_tenants', auth.forget, auth.forget)
-    releasers.add('tenant changes', () => listening.unlisten())
+    const endListening = await pool.listen('waybill_tenants', auth.forget, auth.forget)
+    releasers.add('tenant changes', endListening)
   }
   let port = config.PORT
   const app = createApp({
@@ -117,7 +114,6 @@ export async function startService(options: {
   if (mode !== 'api') {
     const upkeep = open(' upkeep', UPKEEP)
     const claims = open(' claims', { max: 1, claims: true })
-    await learnTypes(upkeep, claims)
     const boss = createBoss(database.url, log)
     await boss.start()
     releasers.add('queue', () => boss.stop({ graceful: false }))

@@ -139,12 +139,12 @@ export async function startWorker(deps: {
 
   // First, since it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
   const wake = { deliveries: (_retries: boolean) => {}, releaser: () => {} }
-  const due = await pool.listen(
+  const endDue = await pool.listen(
     'waybill_due',
     (kind) => wake.deliveries(kind === 'retry'),
     () => wake.deliveries(true),
   )
-  const held = await pool.listen(
+  const endHeld = await pool.listen(
     'waybill_held',
     () => wake.releaser(),
     () => wake.releaser(),
@@ -204,7 +204,8 @@ export async function startWorker(deps: {
     closing.abort(SHUTTING_DOWN)
     await inHand.handBack(lanes.takeWaiting())
     while (attempts.size + chores.size > 0) await Promise.all([...attempts, ...chores])
-    await Promise.allSettled([due.unlisten(), held.unlisten()])
+    endDue()
+    endHeld()
   }
 
   return {

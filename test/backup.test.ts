@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type postgres from 'postgres'
+import type { Pool } from '../src/db.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { gate, startReceiver } from './support/receiver.ts'
@@ -8,14 +8,15 @@ import { createTenant, startService } from './support/service.ts'
 import { verifyStandard } from './support/verify.ts'
 
 /** The rows of every table, by table, as one moment saw them: what `pg_dump --data-only` writes. */
-async function dump(sql: postgres.Sql): Promise<Map<string, string>> {
-  return await sql.begin('isolation level repeatable read', async (tx) => {
+async function dump(sql: Pool): Promise<Map<string, string>> {
+  return await sql.begin(async (tx) => {
+    await tx`set transaction isolation level repeatable read`
     const tables = await tx<{ name: string }[]>`
       select format('%I.%I', n.nspname, c.relname) as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
       where n.nspname in ('waybill', 'pgboss') and c.relkind = 'r' order by 1`
     const rows = new Map<string, string>()
     for (const { name } of tables) {
-      const [table] = await tx.unsafe(`select coalesce(json_agg(t), '[]')::text as rows from ${name} t`)
+      const [table] = await tx.text(`select coalesce(json_agg(t), '[]')::text as rows from ${name} t`)
       rows.set(name, table?.rows)
     }
     return rows
@@ -23,12 +24,12 @@ async function dump(sql: postgres.Sql): Promise<Map<string, string>> {
 }
 
 /** Puts the rows of a dump in place of those of a database with the same schema. */
-async function restore(sql: postgres.Sql, rows: Map<string, string>): Promise<void> {
+async function restore(sql: Pool, rows: Map<string, string>): Promise<void> {
   await sql.begin(async (tx) => {
     await tx`set local session_replication_role = replica`
-    for (const name of rows.keys()) await tx.unsafe(`truncate ${name} cascade`)
+    for (const name of rows.keys()) await tx.text(`truncate ${name} cascade`)
     for (const [name, text] of rows)
-      await tx.unsafe(
+      await tx.text(
         `insert into ${name} overriding system value select * from json_populate_recordset(null::${name}, $1::text::json)`,
         [text],
       )

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
-import type postgres from 'postgres'
+import type { Pool } from '../src/db.ts'
 import { createDatabase } from './support/database.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
@@ -33,11 +33,11 @@ async function start(t: TestContext, env: Record<string, string> = {}) {
 }
 
 /** Holds a table against all who write to it. Returns what lets go of it. */
-async function lock(sql: postgres.Sql, table: string): Promise<() => Promise<void>> {
+async function lock(sql: Pool, table: string): Promise<() => Promise<void>> {
   const held = Promise.withResolvers<void>()
   const released = Promise.withResolvers<void>()
   const locking = sql.begin(async (sql) => {
-    await sql`lock table ${sql(table)} in share mode`
+    await sql.text(`lock table ${table} in share mode`)
     held.resolve()
     await released.promise
   })
@@ -49,7 +49,7 @@ async function lock(sql: postgres.Sql, table: string): Promise<() => Promise<voi
 }
 
 /** How many wait for a table that is locked. */
-const waitingFor = async (sql: postgres.Sql, table: string) =>
+const waitingFor = async (sql: Pool, table: string) =>
   (await sql`select from pg_locks where relation = ${table}::regclass and not granted`).length
 
 /**

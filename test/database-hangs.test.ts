@@ -145,9 +145,10 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
     const name = new URL(database.url).pathname.slice(1)
     const setReadOnly = async (value: 'on' | 'off') => {
       // Our own connections may have become read-only, too.
-      await sql.begin('read write', (tx) =>
-        tx.unsafe(`alter database ${name} set default_transaction_read_only = ${value}`),
-      )
+      await sql.begin(async (tx) => {
+        await tx`set transaction read write`
+        await tx.text(`alter database ${name} set default_transaction_read_only = ${value}`)
+      })
       await sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
     }
     await setReadOnly('on')

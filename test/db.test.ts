@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict'
-import { execFile } from 'node:child_process'
 import { constants, PerformanceObserver } from 'node:perf_hooks'
 import { test } from 'node:test'
-import { promisify } from 'node:util'
+import fc from 'fast-check'
 import { openDb } from '../src/db.ts'
 import { createLog } from '../src/log.ts'
+import { assignments, fragment, identifier, join, textList } from '../src/sql.ts'
 import { createDatabase } from './support/database.ts'
 
 test('a connection that may wait for ever is kept, with its locks, through an hour without use', async (t) => {
@@ -53,7 +53,7 @@ test('what went into a query is let go with it, and not only by a full collectio
 
 test('plans are neither compiled nor kept by every statement, whatever the database says', async (t) => {
   const { url, sql } = await createDatabase(t)
-  await sql.unsafe(`alter database "${new URL(url).pathname.slice(1)}" set jit = on`)
+  await sql.text(`alter database "${new URL(url).pathname.slice(1)}" set jit = on`)
   const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1 })
   const [settings] = await pool`select current_setting('jit') as jit, current_setting('plan_cache_mode') as plans`
   await pool.end()
@@ -71,32 +71,39 @@ test('of the connections that are free the one that was used last is next', asyn
   assert.deepEqual(used, [used[0], used[0], used[0]])
 })
 
-test('a transaction that begins at the end of a full line is one, and ends', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  await sql`create table numbers (n int)`
-  // A connection's line takes a hundred.
-  for (let before = 95; before <= 101; before++) {
-    const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1 })
-    const sleep = async (seconds: number) => await pool`select pg_sleep(${seconds})`
-    // Once before, or it is described first, and nothing is sent behind it.
-    await sleep(0)
-    const line = [sleep(0.1), ...Array.from({ length: before }, () => sleep(0))]
-    // By then they are in line.
-    await new Promise(setImmediate)
-    const transaction = pool.begin((sql) => sql`insert into numbers values (${before})`)
-    await Promise.all([...line, transaction])
-    await pool`insert into numbers values (${-before})`
-    assert.equal((await sql`select from numbers where abs(n) = ${before}`).length, 2, `behind ${before}`)
-    await pool.end()
+test('lists arrive as they are, whatever stands in them', async (t) => {
+  const { sql } = await createDatabase(t)
+  const texts = fc.array(fc.option(fc.string({ unit: 'binary' }).map((text) => text.replaceAll('\0', '"\\{},NULL '))))
+  await fc.assert(
+    fc.asyncProperty(texts, async (list) => {
+      const [row] = await sql`select ${list}::text[] as escaped, ${textList(list)}::text[] as as_kept`
+      assert.deepEqual(row, { escaped: list, as_kept: list })
+    }),
+  )
+  const other = {
+    flags: [true, false, null],
+    moments: [new Date(0), null],
+    bytes: [Buffer.from([0, 255]), null],
+    none: [],
   }
+  const [row] = await sql`
+    select ${other.flags}::boolean[] as flags, ${other.moments}::timestamptz[] as moments, ${other.bytes}::bytea[] as bytes, ${other.none}::uuid[] as none`
+  assert.deepEqual(row, other)
 })
 
-test('a driver that was loaded before it could be mended fails the start', async () => {
-  const mended = new URL('../src/driver.ts', import.meta.url).href
-  const load = (...modules: string[]) => {
-    const script = modules.map((name) => `await import('${name}')`).join('\n')
-    return promisify(execFile)(process.execPath, ['--input-type=module', '-e', script])
-  }
-  await load(mended, 'postgres')
-  await assert.rejects(load('postgres', mended), /loaded before it could be corrected/)
+test('a parameter that is undefined is refused, and what is put together keeps its order', async (t) => {
+  const { sql } = await createDatabase(t)
+  await assert.rejects(sql`select ${undefined as unknown as null}`, TypeError)
+  const conditions = join([fragment`n > ${1}`, fragment`n < ${5}`], ' and ')
+  const rows = await sql<{ n: number }[]>`
+    select n from generate_series(${0}::int, ${9}::int) as ${identifier('odd "name"')} (n) where ${conditions} and n <> ${3}`
+  assert.deepEqual(
+    rows.map(({ n }) => n),
+    [2, 4],
+  )
+  await sql`create table things (id int, "a ""name""" text, kept text)`
+  await sql`insert into things values (1, 'before', 'kept')`
+  const [changed] = await sql`
+    update things set ${assignments({ 'a "name"': 'after', kept: undefined })} where id = ${1} returning *`
+  assert.deepEqual(changed, { id: 1, 'a "name"': 'after', kept: 'kept' })
 })

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, test } from 'node:test'
-import { openDb, type Pool } from '../src/db.ts'
+import { openDb } from '../src/db.ts'
 import { createPublish } from '../src/flow/publish.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp, type Scope } from './support/cleanup.ts'
@@ -192,7 +192,7 @@ function publishHere(t: Scope, watch: (statement: string) => Promise<void>) {
     return await pool(parts, ...values)
   }
   const limits = { rate: 1000, window_seconds: 86_400, fanout: 10, monthly_events: 1000, monthly_attempts: 1000 }
-  const publishOne = createPublish(Object.assign(watched, { json: pool.json }) as unknown as Pool, limits)
+  const publishOne = createPublish(Object.assign(watched, pool), limits)
   return (tenant: Tenant, idempotencyKey: string, payload: string, type = 'order.placed') =>
     publishOne({ tenantId: tenant.tenantId, event: { type, payload, idempotencyKey } })
 }

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
-import type postgres from 'postgres'
+import type { Pool } from '../src/db.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, NO_LIMITS, settled } from './support/lanes.ts'
 import { startProxy } from './support/proxy.ts'
@@ -29,9 +29,9 @@ async function publishLarge(t: TestContext, count: number, bytes = LARGE) {
 }
 
 /** Accepts an event as its publishing would; its payload is made in the database. */
-const publishPadded = (sql: postgres.Sql, { tenantId }: Tenant, n: number, bytes: number) => sql`
+const publishPadded = (sql: Pool, { tenantId }: Tenant, n: number, bytes: number) => sql`
   select from waybill.publish(array[${tenantId}]::text[], array['large'], array['{"n":' || ${n}::int || ',"x":"' || repeat('x', ${bytes}) || '"}'],
-    array[null]::text[], ${sql.json(NO_LIMITS)})`
+    array[null]::text[], ${JSON.stringify(NO_LIMITS)})`
 
 /** Fails unless it arrived as it was published, and is signed; answers with its number. */
 function checkPadded({ body, headers }: Receipt, bytes: number, secret: string): number {
@@ -45,10 +45,10 @@ function checkPadded({ body, headers }: Receipt, bytes: number, secret: string):
   return Number(/"data":{"n":(\d+)$/.exec(head.toString())?.[1])
 }
 
-const jobs = (sql: postgres.Sql, state: string) =>
+const jobs = (sql: Pool, state: string) =>
   sql`select retry_count from pgboss.job where name = 'deliveries' and state = ${state}`
 
-const finished = async (sql: postgres.Sql) => {
+const finished = async (sql: Pool) => {
   await settled(sql)
   await assertBooks(sql)
   assert.deepEqual([...(await sql`select distinct attempt_count from waybill.deliveries`)], [{ attempt_count: 1 }])

@@ -28,8 +28,7 @@ test('scheduled work that fails says so in the log, and is tried again', async (
     assert.equal(line.level, 'error')
     assert.match((line.err as { message: string }).message, /does not exist/)
   }
-  const states = () =>
-    sql`select name from pgboss.job where name in ${sql(SCHEDULED)} and state = 'retry' order by name`
+  const states = () => sql`select name from pgboss.job where name = any(${SCHEDULED}) and state = 'retry' order by name`
   await waitFor(
     async () =>
       assert.deepEqual(
@@ -37,7 +36,7 @@ test('scheduled work that fails says so in the log, and is tried again', async (
         SCHEDULED,
       ) ?? true,
   )
-  await sql`update pgboss.job set start_after = now() where name in ${sql(SCHEDULED)} and state = 'retry'`
+  await sql`update pgboss.job set start_after = now() where name = any(${SCHEDULED}) and state = 'retry'`
   for (const name of SCHEDULED) {
     const failed = () => worker.logs.filter(({ msg }) => msg === `${name}.failed`)
     await waitFor(() => failed().length >= 2, { timeoutMs: 30_000, what: `${name} to be tried again` })
@@ -46,7 +45,7 @@ test('scheduled work that fails says so in the log, and is tried again', async (
 
 test('a statement of retention may take an hour, on its schedule and on demand', async (t) => {
   const { url, sql } = await createDatabase(t)
-  await sql.unsafe(`
+  await sql.text(`
     create table public.noted (patience text);
     create function public.note() returns trigger language plpgsql as $$ begin
       insert into public.noted values (current_setting('statement_timeout'));

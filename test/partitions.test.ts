@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type postgres from 'postgres'
+import type { Pool } from '../src/db.ts'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
@@ -9,21 +9,21 @@ import { waitFor } from './support/wait.ts'
 const KINDS = ['attempts', 'deliveries', 'events']
 
 /** The suffix of the partitions of a day, so many days ahead by the database's clock. */
-async function dayAhead(sql: postgres.Sql, days: number): Promise<string> {
+async function dayAhead(sql: Pool, days: number): Promise<string> {
   const [row] = await sql`select to_char((now() at time zone 'utc')::date + ${days}::int, 'YYYYMMDD') as day`
   return row?.day
 }
 
 /** The kinds that have a partition of `day`. */
-async function kindsOf(sql: postgres.Sql, day: string): Promise<string[]> {
+async function kindsOf(sql: Pool, day: string): Promise<string[]> {
   const rows = await sql<{ kind: string }[]>`
     select split_part(relname, '_', 1) as kind from pg_class
     where relnamespace = 'waybill'::regnamespace and relispartition and relkind = 'r' and relname like ${`%${day}`} order by 1`
   return rows.map(({ kind }) => kind)
 }
 
-async function dropDay(sql: postgres.Sql, day: string): Promise<void> {
-  for (const kind of KINDS) await sql.unsafe(`drop table waybill.${kind}_${day}`)
+async function dropDay(sql: Pool, day: string): Promise<void> {
+  for (const kind of KINDS) await sql.text(`drop table waybill.${kind}_${day}`)
 }
 
 test('who makes an index on a day does not hold up a release', async (t) => {
@@ -39,7 +39,7 @@ test('who makes an index on a day does not hold up a release', async (t) => {
   await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held) values ('acme', ${endpoint.id}, 1, 1)`
   const yesterday = await dayAhead(sql, -1)
   await sql.begin(async (indexing) => {
-    await indexing.unsafe(`lock table waybill.deliveries_${yesterday} in share mode`)
+    await indexing.text(`lock table waybill.deliveries_${yesterday} in share mode`)
     const released = await sql.begin(async (releasing) => {
       await releasing`set local lock_timeout = '2s'`
       return await releasing`
@@ -52,7 +52,7 @@ test('who makes an index on a day does not hold up a release', async (t) => {
 
 test('attempts are counted by the hours of UTC, whatever the database’s time zone', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
-  await sql.unsafe(`alter database ${new URL(databaseUrl).pathname.slice(1)} set timezone = 'Asia/Kolkata'`)
+  await sql.text(`alter database ${new URL(databaseUrl).pathname.slice(1)} set timezone = 'Asia/Kolkata'`)
   const receiver = await startReceiver(t)
   const tenant = await createTenant(await startService(t, { databaseUrl }))
   await tenant.createEndpoint(receiver.url('/hook'))
@@ -94,7 +94,7 @@ test('a dump keeps neither a start nor its readers waiting; the partitions come 
     await dump`lock table waybill.deliveries, waybill.attempts, waybill.events in access share mode`
     const service = await startService(t, { databaseUrl })
     assert.match(String((await service.logged('database.notice')).notice), /no partitions from .* on yet/)
-    const making = sql`select waybill.make_partitions(7)`.execute()
+    const making = sql`select waybill.make_partitions(7)`
     const began = performance.now()
     await Promise.all(Array.from({ length: 20 }, () => sql`select count(*) from waybill.deliveries`))
     await making

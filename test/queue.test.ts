@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import type postgres from 'postgres'
-import type { Db } from '../src/db.ts'
+import type { Db, Pool } from '../src/db.ts'
+import { fragment } from '../src/sql.ts'
 import { createDatabase } from './support/database.ts'
 
 test('a job that publishing makes is the same row as one that pg-boss makes', async (t) => {
@@ -63,9 +63,8 @@ test('settling failed attempts reads their own jobs, however many others wait in
 })
 
 test('claiming and finishing read their own jobs, by plans from when the queue was known to be empty', async (t) => {
-  const { sql } = await createDatabase(t)
-  const session = await sql.reserve()
-  t.after(() => session.release())
+  const { sql, newSession } = await createDatabase(t)
+  const session = newSession()
   const fetch = () => session<{ id: string }[]>`select id from waybill.fetch_due(-10000, 10000, 50)`
   const finish = (ids: string[]) =>
     session<
@@ -87,9 +86,8 @@ test('claiming and finishing read their own jobs, by plans from when the queue w
 })
 
 test('recording reads its own deliveries, by a plan from when there were none', async (t) => {
-  const { sql } = await createDatabase(t)
-  const session = await sql.reserve()
-  t.after(() => session.release())
+  const { sql, newSession } = await createDatabase(t)
+  const session = newSession()
   const record = (ids: string[]) => session`
     select settled from waybill.record(${ids.map(() => 'acme')}::text[], ${ids}::uuid[], null, ${ids.map(() => randomUUID())}::uuid[],
       ${ids.map(() => 'https://acme.example/')}::text[], ${ids.map(() => 1)}::int[], ${ids.map(() => 0)}::int[], ${ids.map(() => 'pending')}::waybill.delivery_status[],
@@ -116,19 +114,19 @@ test('recording reads its own deliveries, by a plan from when there were none', 
 })
 
 /** A job of each place, due now; answers with their ids. */
-async function queueAt(sql: postgres.Sql, tags: number[]): Promise<string[]> {
+async function queueAt(sql: Pool, tags: number[]): Promise<string[]> {
   const ids = tags.map(() => randomUUID())
   await sql`select waybill.enqueue_new(${tags.map(() => 'acme')}::text[], ${ids}::uuid[], ${tags}::float8[], ${tags.map(() => 'false')}::text[]::boolean[])`
   return ids
 }
 
-const claim = async (sql: postgres.Sql, { retries = false, thorough = false } = {}) =>
+const claim = async (sql: Pool, { retries = false, thorough = false } = {}) =>
   (await sql`select delivery_id as id from waybill.claim(${retries}, ${thorough}, 100, 1000)`)
     .map(({ id }) => id)
     .sort()
 
 /** As if `seconds` had gone by since claims last noted how far they had got. */
-const letPass = (sql: postgres.Sql, seconds: number) =>
+const letPass = (sql: Pool, seconds: number) =>
   sql`update waybill.claim_marks set since = since - ${seconds} * interval '1 second'`
 
 test('claims start where claiming had got to some seconds ago, and what is older is found by a thorough one', async (t) => {
@@ -166,7 +164,7 @@ test('claims of retries start there as well, and a clock that was set back hides
   assert.deepEqual(await claim(sql, { retries: true }), [due])
   assert.deepEqual(await claim(sql, { retries: true, thorough: true }), [old])
 
-  const ahead = sql`waybill.retry_priority(now() + interval '1 hour')`
+  const ahead = fragment`waybill.retry_priority(now() + interval '1 hour')`
   await sql`update waybill.claim_marks set retry = ${ahead}, old_retry = ${ahead}, next_retry = ${ahead}`
   const today = await retryDue(0)
   assert.deepEqual(await claim(sql, { retries: true }), [today])
@@ -206,7 +204,8 @@ test('claiming does not step over what has gone through the queue, while an old 
       select sum(idx_tup_read)::int as read from pg_stat_user_indexes where schemaname = 'pgboss' and relname like 'j%'`
     return row!.read
   }
-  await sql.begin('isolation level repeatable read', async (snapshot) => {
+  await sql.begin(async (snapshot) => {
+    await snapshot`set transaction isolation level repeatable read`
     await snapshot`select count(*) from waybill.tenants`
     await queueAt(
       sql,
@@ -228,12 +227,11 @@ test('claiming does not step over what has gone through the queue, while an old 
 })
 
 test('saying that claims are alive waits for none that is being settled', async (t) => {
-  const { sql } = await createDatabase(t)
+  const { sql, newSession } = await createDatabase(t)
   const ids = [randomUUID(), randomUUID(), randomUUID()].sort()
   await sql`select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false)) from unnest(${ids}::uuid[]) as u (id)`
   await sql`update pgboss.job set state = 'active', heartbeat_on = now() - interval '1 minute' where name = 'deliveries'`
-  const settling = await sql.reserve()
-  t.after(() => settling.release())
+  const settling = newSession()
   await settling`begin`
   await settling`select from pgboss.job where name = 'deliveries' and id = ${ids[1]!} for update`
   await sql.begin(async (tx) => {
@@ -251,15 +249,14 @@ test('saying that claims are alive waits for none that is being settled', async 
 })
 
 test('announcing waits for nobody who has locked the counters of those who are told', async (t) => {
-  const { sql } = await createDatabase(t)
+  const { sql, newSession } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
   const [told, about] = [randomUUID(), randomUUID()]
   await sql`
     insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
     values ('acme', ${told}, 'http://x', array['endpoint.disabled'], ''), ('acme', ${about}, 'http://y', array['endpoint.disabled'], '')`
   await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id) values ('acme', ${told})`
-  const other = await sql.reserve()
-  t.after(() => other.release())
+  const other = newSession()
   await other`begin`
   await other`select from waybill.endpoint_stats where endpoint_id = ${told} for update`
   await sql.begin(async (tx) => {

@@ -20,7 +20,7 @@ async function holdEarliestDay({ sql }: TestDatabase) {
     where inhparent in ('waybill.events'::regclass, 'waybill.deliveries'::regclass) and relname not like '%default'
     order by inhparent, 1`
   const holding = sql.begin(async (tx) => {
-    for (const { name } of days) await tx`lock table ${tx.unsafe(name)} in access exclusive mode`
+    for (const { name } of days) await tx.text(`lock table ${name} in access exclusive mode`)
     lock()
     await released
   })

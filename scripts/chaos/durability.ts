@@ -2,9 +2,9 @@ import { execFile } from 'node:child_process'
 import { chown, stat, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { promisify } from 'node:util'
-import { postgres } from '../../src/driver.ts'
 import { freePort } from '../../src/embedded.ts'
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
+import { connect } from '../../test/support/database.ts'
 import { makeDirectory, removeDirectory } from '../../test/support/directory.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import { type Cluster, createServer, type Server, startCluster, withSql } from './cluster.ts'
@@ -55,7 +55,7 @@ const failedOver: Experiment = {
     await sleep(world.random.integer(500, 2000))
     const url = new URL(world.database.url)
     url.port = String(standby.port)
-    world.database.sql = postgres(url.href, { max: 4, idle_timeout: 5, fetch_types: false, onnotice: () => {} })
+    world.database.sql = connect(url.href, 4)
     cleanUp(world.scope, () => world.database.sql.end({ timeout: 1 }))
     await world.database.sql`select pg_promote()`
     await world.proxy.restore(standby.port)
@@ -95,9 +95,9 @@ const notDurable: Experiment = {
       return line ? String(line.settings) : 'nothing'
     }
     const sound = await warns()
-    await world.database.sql.unsafe(`alter database ${world.database.name} set synchronous_commit = off`)
+    await world.database.sql.text(`alter database ${world.database.name} set synchronous_commit = off`)
     const unsynced = await warns()
-    await world.database.sql.unsafe(`alter database ${world.database.name} reset synchronous_commit`)
+    await world.database.sql.text(`alter database ${world.database.name} reset synchronous_commit`)
     const lying = await withSettings(world, ['fsync=off', 'full_page_writes=off'], warns)
     await world.publish()
     return {

@@ -1,3 +1,4 @@
+import { Fragment } from '../../src/sql.ts'
 import { ADMIN_KEY, caller } from '../../test/support/service.ts'
 import { percentile } from '../bench/helper.ts'
 import { watch } from './drift.ts'
@@ -83,7 +84,7 @@ const swept: Experiment = {
  * with deliveries that still wait for an endpoint that is inactive, a quarter where no day's table is.
  */
 async function makeOld({ database: { sql }, tenant, active, endpoints }: World, count: number): Promise<void> {
-  await sql.unsafe(`do $$ declare kind text; day timestamptz; part text; begin
+  await sql.text(`do $$ declare kind text; day timestamptz; part text; begin
     foreach kind in array array['events', 'deliveries', 'attempts'] loop
       foreach day in array array[${day(40)}, ${day(41)}] loop
         part := kind || to_char(day, '_YYYYMMDD');
@@ -102,7 +103,7 @@ async function makeOld({ database: { sql }, tenant, active, endpoints }: World, 
     await sql`
       with ids as materialized (
         select waybill.make_id(at) as event_id, at from generate_series(1, ${count / share}) n,
-          lateral (select ${sql.unsafe(day(ago))} + n * interval '20 hours' / ${count / share}::int as at) times
+          lateral (select ${new Fragment([day(ago)], [])} + n * interval '20 hours' / ${count / share}::int as at) times
       ), made as materialized (select *, waybill.make_delivery_id(event_id) as delivery_id, 'old-' || event_id as key from ids),
       e as (insert into waybill.events select ${tenant.tenantId}, event_id, 'order.old', '{"old":true}', key, 1 from made),
       k as (insert into waybill.idempotency_keys select ${tenant.tenantId}, key, event_id from made),
@@ -111,7 +112,7 @@ async function makeOld({ database: { sql }, tenant, active, endpoints }: World, 
       insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, attempt_count, updated_at, completed_at)
       select ${tenant.tenantId}, delivery_id, event_id, ${active[0]!.endpointId}::uuid, 'order.old', 'delivered', 1, at, at from made`
   await sql`
-    with made as materialized (select waybill.make_id(${sql.unsafe(day(41))} + n * interval '1 minute') as event_id from generate_series(1, ${LIVE}) n),
+    with made as materialized (select waybill.make_id(${new Fragment([day(41)], [])} + n * interval '1 minute') as event_id from generate_series(1, ${LIVE}) n),
     e as (insert into waybill.events select ${tenant.tenantId}, event_id, 'order.old', '{"old":true}', null, 1 from made)
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
     select ${tenant.tenantId}, waybill.make_delivery_id(event_id), event_id, ${inactive.endpointId}::uuid, 'order.old', true, now() from made`

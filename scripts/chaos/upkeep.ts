@@ -92,7 +92,8 @@ const pinned: Experiment = {
     await sleep(CALM_MS)
     const held = Date.now()
     let claim = Number.NaN
-    const dead = await sql.begin('isolation level repeatable read', async (snapshot) => {
+    const dead = await sql.begin(async (snapshot) => {
+      await snapshot`set transaction isolation level repeatable read`
       await snapshot`select count(*) from waybill.tenants`
       await sleep(heldMs)
       claim = await claimMs(world)
@@ -189,7 +190,7 @@ const bereft: Experiment = {
 
 /** Lets the database note which worker looks after the queue and the schedules, and when. */
 const noteUpkeep = ({ database: { sql } }: World) =>
-  sql.unsafe(`
+  sql.text(`
     create table public.upkeep (work text, worker text, at timestamptz default clock_timestamp());
     create function public.note() returns trigger language plpgsql as $$ begin
       insert into public.upkeep values (tg_argv[0], current_setting('application_name'));

@@ -29,7 +29,8 @@ const killed: Experiment = {
       world.fault(at)
       await Promise.all(workers.slice(SURVIVORS).map(() => world.fleet.start('worker')))
       const ids = open.map(({ deliveryId }) => deliveryId)
-      const left = () => sql`select from waybill.deliveries where delivery_id in ${sql(ids)} and status <> 'delivered'`
+      const left = () =>
+        sql`select from waybill.deliveries where delivery_id = any(${ids}::uuid[]) and status <> 'delivered'`
       await waitFor(async () => (await left()).length === 0, { timeoutMs: 60_000, what: 'orphans to be delivered' })
       // What the survivors had came once.
       resent.push(...resentAfter(world, open, at).filter(Number.isFinite))

@@ -1,4 +1,5 @@
-import { isTooSlow, type Pool } from '../db.ts'
+import { isTooSlow } from '../database-errors.ts'
+import type { Pool } from '../db.ts'
 import type { Log } from '../log.ts'
 import { type Loop, startLoop } from './loop.ts'
 

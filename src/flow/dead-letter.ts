@@ -2,6 +2,7 @@ import type { PgBoss } from 'pg-boss'
 import { type Db, type Pool, transact } from '../db.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
+import { fragment } from '../sql.ts'
 
 const MAX_BATCH = 100
 
@@ -36,7 +37,7 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
   const tenants = jobs.map((job) => job.data.tenant_id)
   const deliveries = jobs.map((job) => job.data.delivery_id ?? job.sourceId ?? job.id)
   const sorted = deliveries.toSorted()
-  const within = pool`d.delivery_id between waybill.first_delivery_id(${sorted[0] as string}) and waybill.last_delivery_id(${sorted.at(-1) as string})`
+  const within = fragment`d.delivery_id between waybill.first_delivery_id(${sorted[0] as string}) and waybill.last_delivery_id(${sorted.at(-1) as string})`
   const lines = await transact(pool, async (sql) => {
     await sql`
       with failed as (

@@ -1,5 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type Db, isRetryable, type Pool } from '../db.ts'
+import { isRetryable } from '../database-errors.ts'
+import type { Db, Pool } from '../db.ts'
+import { identifier } from '../sql.ts'
 import { type Counts, countRows, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
 import { type Finished, forget } from './prune.ts'
 
@@ -57,7 +59,7 @@ async function putAside(sql: Db, day: string): Promise<boolean> {
   // which publishing begins: those who then wait for the others have none of them.
   await sql`lock table waybill.idempotency_keys in share mode`
   await sql`lock table only waybill.deliveries, only waybill.events, only waybill.attempts in access exclusive mode`
-  for (const kind of KINDS) await sql`alter table ${sql(`waybill.${kind}`)} detach partition ${table(sql, kind, day)}`
+  for (const kind of KINDS) await sql`alter table ${identifier(`waybill.${kind}`)} detach partition ${table(kind, day)}`
   // Counted again, with what was replayed meanwhile.
   await moveLive(sql, day)
   return true
@@ -68,10 +70,10 @@ async function dropAside(sql: Db, day: string): Promise<Counts> {
   if ((await takeTurn(sql, day)) === 'gone') return NO_ROWS
   const counts = await countRows(sql, day)
   const finished = await sql<Finished[]>`
-    select tenant_id, endpoint_id, status, count(*)::int as n from ${table(sql, 'deliveries', day)} group by 1, 2, 3`
+    select tenant_id, endpoint_id, status, count(*)::int as n from ${table('deliveries', day)} group by 1, 2, 3`
   // Nobody waits for this lock, and autovacuum gives way after a second.
   await sql`set local lock_timeout = '5s'`
-  for (const kind of KINDS) await sql`drop table ${table(sql, kind, day)}`
+  for (const kind of KINDS) await sql`drop table ${table(kind, day)}`
   await forget(sql, finished)
   return counts
 }
@@ -84,17 +86,17 @@ async function countMovable(sql: Db, day: string): Promise<Counts | null> {
   const [found] = await sql<(Counts & { bytes: number; bytes_there: number })[]>`
     with live as materialized (
       select distinct tenant_id, event_id from (
-        select tenant_id, event_id from ${table(sql, 'deliveries', day)} where status in ('pending', 'retrying') limit ${MAX_MOVED + 1}) l
+        select tenant_id, event_id from ${table('deliveries', day)} where status in ('pending', 'retrying') limit ${MAX_MOVED + 1}) l
     ), e as materialized (
       select e.bytes from live x cross join lateral (
-        select pg_column_size(payload) as bytes from ${table(sql, 'events', day)} t where t.tenant_id = x.tenant_id and t.event_id = x.event_id offset 0) e
+        select pg_column_size(payload) as bytes from ${table('events', day)} t where t.tenant_id = x.tenant_id and t.event_id = x.event_id offset 0) e
     ), d as materialized (
       select d.* from live x cross join lateral (
-        select tenant_id, delivery_id from ${table(sql, 'deliveries', day)} t where t.tenant_id = x.tenant_id and t.event_id = x.event_id
+        select tenant_id, delivery_id from ${table('deliveries', day)} t where t.tenant_id = x.tenant_id and t.event_id = x.event_id
           and t.delivery_id between waybill.first_delivery_id(x.event_id) and waybill.last_delivery_id(x.event_id) offset 0) d limit ${MAX_MOVED + 1}
     ), a as materialized (
       select a.bytes from d x cross join lateral (
-        select pg_column_size(response_body) as bytes from ${table(sql, 'attempts', day)} t
+        select pg_column_size(response_body) as bytes from ${table('attempts', day)} t
         where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id offset 0) a limit ${MAX_MOVED + 1}
     )
     select (select count(*)::int from e) as events, (select count(*)::int from d) as deliveries, (select count(*)::int from a) as attempts,
@@ -115,14 +117,14 @@ async function moveLive(sql: Db, day: string): Promise<void> {
   await lookUpOnly(sql)
   await sql`
     with live as materialized (
-      select distinct tenant_id, event_id from ${table(sql, 'deliveries', day)} where status in ('pending', 'retrying')
+      select distinct tenant_id, event_id from ${table('deliveries', day)} where status in ('pending', 'retrying')
     ), e as (
-      delete from ${table(sql, 'events', day)} t using live x where t.tenant_id = x.tenant_id and t.event_id = x.event_id returning t.*
+      delete from ${table('events', day)} t using live x where t.tenant_id = x.tenant_id and t.event_id = x.event_id returning t.*
     ), d as (
-      delete from ${table(sql, 'deliveries', day)} t using live x where t.tenant_id = x.tenant_id and t.event_id = x.event_id
+      delete from ${table('deliveries', day)} t using live x where t.tenant_id = x.tenant_id and t.event_id = x.event_id
         and t.delivery_id between waybill.first_delivery_id(x.event_id) and waybill.last_delivery_id(x.event_id) returning t.*
     ), a as (
-      delete from ${table(sql, 'attempts', day)} t using d x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id returning t.*
+      delete from ${table('attempts', day)} t using d x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id returning t.*
     ), moved_events as (insert into waybill.events_default select * from e),
     moved_deliveries as (insert into waybill.deliveries_default select * from d)
     insert into waybill.attempts_default select * from a`

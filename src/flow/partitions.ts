@@ -1,4 +1,5 @@
 import type { Db } from '../db.ts'
+import { identifier } from '../sql.ts'
 
 /** Tables that are partitioned by day: `<kind>_<YYYYMMDD>`, and `<kind>_default` for days that have none. */
 export const KINDS = ['events', 'deliveries', 'attempts'] as const
@@ -13,7 +14,7 @@ const DAYS_AHEAD = 7
 /** Makes the daily partitions of the coming week that are missing. Safe when several processes do it at once. */
 export const makePartitions = (sql: Db) => sql`select waybill.make_partitions(${DAYS_AHEAD})`
 
-export const table = (sql: Db, kind: (typeof KINDS)[number], part: string) => sql(`waybill.${kind}_${part}`)
+export const table = (kind: (typeof KINDS)[number], part: string) => identifier(`waybill.${kind}_${part}`)
 
 /** For the rest of a transaction, rows are looked up one by one: the planner would rather read whole tables. */
 export const lookUpOnly = (sql: Db) =>
@@ -21,9 +22,9 @@ export const lookUpOnly = (sql: Db) =>
 
 export async function countRows(sql: Db, day: string): Promise<Counts> {
   const [counts] = await sql<Counts[]>`
-    select (select count(*)::float8 from ${table(sql, 'events', day)}) as events,
-      (select count(*)::float8 from ${table(sql, 'deliveries', day)}) as deliveries,
-      (select count(*)::float8 from ${table(sql, 'attempts', day)}) as attempts`
+    select (select count(*)::float8 from ${table('events', day)}) as events,
+      (select count(*)::float8 from ${table('deliveries', day)}) as deliveries,
+      (select count(*)::float8 from ${table('attempts', day)}) as attempts`
   return counts as Counts
 }
 

@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Db, Pool } from '../db.ts'
 import { firstId } from '../ids.ts'
+import { fragment } from '../sql.ts'
 import { type Counts, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
 
 /** How many finished deliveries an endpoint loses. */
@@ -20,9 +21,9 @@ export async function pruneRows(pool: Pool, part: string, cutoff: Date | null, a
     const began = performance.now()
     const counts = await pool.begin(async (sql) => {
       if (apply && (await takeTurn(sql, part)) !== 'in use') return null
-      let finished = sql`
-        select e.tenant_id, e.event_id from ${table(sql, 'events', part)} e
-        where ${cutoff ? sql`e.event_id < waybill.first_id(${cutoff})` : sql`true`} and not exists (
+      let finished = fragment`
+        select e.tenant_id, e.event_id from ${table('events', part)} e
+        where ${cutoff ? fragment`e.event_id < waybill.first_id(${cutoff})` : fragment`true`} and not exists (
           select from waybill.deliveries d where d.tenant_id = e.tenant_id and d.event_id = e.event_id and d.status in ('pending', 'retrying')
             and d.delivery_id between waybill.first_delivery_id(e.event_id) and waybill.last_delivery_id(e.event_id))`
       if (apply) {
@@ -32,20 +33,20 @@ export async function pruneRows(pool: Pool, part: string, cutoff: Date | null, a
           ${finished} and (e.tenant_id, e.event_id) > (${last.tenant_id}, ${last.event_id}) order by e.tenant_id, e.event_id limit ${MAX_DELETE} for update skip locked`
         if (locked.length === 0) return null
         last = locked.at(-1) as typeof last
-        finished = sql`${finished} and (e.tenant_id, e.event_id) in (
+        finished = fragment`${finished} and (e.tenant_id, e.event_id) in (
           select * from unnest(${locked.map((row) => row.tenant_id)}::text[], ${locked.map((row) => row.event_id)}::uuid[]))`
       }
-      const theirs = sql`
-        select d.* from doomed join ${table(sql, 'deliveries', part)} d on d.tenant_id = doomed.tenant_id and d.event_id = doomed.event_id
+      const theirs = fragment`
+        select d.* from doomed join ${table('deliveries', part)} d on d.tenant_id = doomed.tenant_id and d.event_id = doomed.event_id
           and d.delivery_id between waybill.first_delivery_id(doomed.event_id) and waybill.last_delivery_id(doomed.event_id)`
-      const verb = apply ? sql`delete from` : sql`select 1 from`
-      const using = apply ? sql`using` : sql`,`
-      const returning = apply ? sql`returning 1` : sql``
+      const verb = apply ? fragment`delete from` : fragment`select 1 from`
+      const using = apply ? fragment`using` : fragment`,`
+      const returning = apply ? fragment`returning 1` : fragment``
       const [row] = await sql<(Counts & { finished: Finished[] })[]>`
         with doomed as materialized (${finished}), doomed_deliveries as materialized (${theirs}),
-        a as (${verb} ${table(sql, 'attempts', part)} t ${using} doomed_deliveries x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id ${returning}),
-        d as (${verb} ${table(sql, 'deliveries', part)} t ${using} doomed_deliveries x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id ${returning}),
-        e as (${verb} ${table(sql, 'events', part)} t ${using} doomed x where t.tenant_id = x.tenant_id and t.event_id = x.event_id ${returning})
+        a as (${verb} ${table('attempts', part)} t ${using} doomed_deliveries x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id ${returning}),
+        d as (${verb} ${table('deliveries', part)} t ${using} doomed_deliveries x where t.tenant_id = x.tenant_id and t.delivery_id = x.delivery_id ${returning}),
+        e as (${verb} ${table('events', part)} t ${using} doomed x where t.tenant_id = x.tenant_id and t.event_id = x.event_id ${returning})
         select (select count(*)::float8 from e) as events, (select count(*)::float8 from d) as deliveries, (select count(*)::float8 from a) as attempts,
           (select coalesce(json_agg(f), '[]') from (select tenant_id, endpoint_id, status, count(*)::int as n from doomed_deliveries group by 1, 2, 3) f) as finished`
       const counts = row as Counts & { finished: Finished[] }

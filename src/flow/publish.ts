@@ -3,6 +3,7 @@ import { PATIENCE_MS, type Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { isSameJson } from '../json.ts'
 import { createRoom } from '../room.ts'
+import { textList } from '../sql.ts'
 import { createBatcher } from './batch.ts'
 
 /** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
@@ -100,9 +101,9 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
         from waybill.publish(
           ${requests.map((request) => request.tenantId)}::text[],
           ${requests.map((request) => eventOf(request)?.type ?? null)}::text[],
-          ${requests.map((request) => eventOf(request)?.payload ?? null)}::text[],
+          ${textList(requests.map((request) => eventOf(request)?.payload ?? null))}::text[],
           ${requests.map((request) => eventOf(request)?.idempotencyKey ?? null)}::text[],
-          ${pool.json(limits)})`
+          ${JSON.stringify(limits)})`
       requests.forEach((request, index) => {
         const { outcome, delivery_ids } = rows[index] as Row
         if (outcome !== 'accepted') return

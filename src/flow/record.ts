@@ -3,6 +3,7 @@ import { type Db, type Pool, transact } from '../db.ts'
 import type { Outcome } from '../egress/send.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
+import { textList } from '../sql.ts'
 import { createBatcher } from './batch.ts'
 import type { Claim } from './claim.ts'
 import {
@@ -106,7 +107,6 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
     results.every((result) => read(result) === null) ? null : column(read)
   const fence = (result: Result) => (result.verdict.kind === 'failed' ? null : fenceOf(result))
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
-  // The driver takes lists of times only as text, and would make every text in a list of booleans false.
   const startedAt = ({ claim, outcome }: Result) =>
     outcome ? isoTime(Math.floor(outcome.startedAt + claim.clockOffsetMs)) : null
   const standings = await sql<(Standing & { settled: string[] })[]>`
@@ -116,11 +116,11 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
       ${column(({ claim }) => claim.attemptNumber)}::int[], ${column(({ claim }) => claim.recordedAttempts)}::int[],
       ${column(({ claim }) => claim.status)}::waybill.delivery_status[], ${column(status)}::waybill.delivery_status[],
       ${rare(({ ending }) => (ending === 'delivered' || ending === 'retrying' ? null : ending))}::waybill.dead_letter_reason[],
-      ${rare(({ nextAttemptAt }) => nextAttemptAt?.toISOString() ?? null)}::timestamptz[], ${column(startedAt)}::timestamptz[],
+      ${rare(({ nextAttemptAt }) => nextAttemptAt)}::timestamptz[], ${column(startedAt)}::timestamptz[],
       ${column(({ outcome }) => outcome?.durationMs ?? 0)}::int[], ${column(({ outcome }) => outcome?.statusCode ?? null)}::smallint[],
       ${rare(({ outcome }) => outcome?.error ?? null)}::text[], ${rare(({ outcome }) => outcome?.errorMessage ?? null)}::text[],
-      ${column(({ outcome }) => outcome?.responseBody ?? null)}::text[],
-      ${column(({ outcome }) => String(outcome?.responseTruncated ?? false))}::text[]::boolean[])`
+      ${textList(column(({ outcome }) => outcome?.responseBody ?? null))}::text[],
+      ${column(({ outcome }) => outcome?.responseTruncated ?? false)}::boolean[])`
   const settled = new Set(standings.flatMap((standing) => standing.settled))
   // If this process has claimed a delivery twice, the last claim is the one that held.
   const last = new Map<string, Result>()

@@ -1,12 +1,12 @@
-import type postgres from 'postgres'
 import { type Pool, retried } from '../db.ts'
+import type { Fragment } from '../sql.ts'
 
 /**
  * The returned function makes a delivery due now (waybill.replay), and resolves with its row as it then is, or undefined if the
  * tenant has no such delivery; `columns` are those of the row. Those that come while one runs share the next run, or they would
  * keep all connections waiting for the lock.
  */
-export function createReplay<Row>(pool: Pool, columns: (sql: Pool) => postgres.Fragment) {
+export function createReplay<Row>(pool: Pool, columns: Fragment) {
   type Run = Promise<Row | undefined>
   const last = new Map<string, Run>()
   /** Runs that have not begun. */
@@ -21,7 +21,7 @@ export function createReplay<Row>(pool: Pool, columns: (sql: Pool) => postgres.F
     await before?.catch(() => {})
     next.delete(key)
     // The dead-letter worker locks the job before the delivery, so the two can deadlock.
-    const [row] = await retried(() => pool`select ${columns(pool)} from waybill.replay(${tenantId}, ${deliveryId})`)
+    const [row] = await retried(() => pool`select ${columns} from waybill.replay(${tenantId}, ${deliveryId})`)
     return row as Row | undefined
   }
 

@@ -1,10 +1,12 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
-import { isTooSlow, type Pool } from '../db.ts'
+import { isTooSlow } from '../database-errors.ts'
+import type { Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { createReplay } from '../flow/replay.ts'
 import { firstId } from '../ids.ts'
 import { firstOfNextMonth } from '../month.ts'
+import { fragment, join } from '../sql.ts'
 import type { Tenant } from './auth.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
@@ -125,21 +127,21 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
 
   async function list(c: Context<Env>, tenant: Tenant, query: Filters): Promise<Response> {
     const filters = [
-      ...(query.status ? [pool`status = ${query.status}`] : []),
-      ...(query.endpoint_id ? [pool`endpoint_id = ${query.endpoint_id}`] : []),
-      ...(query.event_type ? [pool`event_type = ${query.event_type}`] : []),
+      ...(query.status ? [fragment`status = ${query.status}`] : []),
+      ...(query.endpoint_id ? [fragment`endpoint_id = ${query.endpoint_id}`] : []),
+      ...(query.event_type ? [fragment`event_type = ${query.event_type}`] : []),
     ]
     const where = [
-      pool`tenant_id = ${tenant.tenantId}`,
+      fragment`tenant_id = ${tenant.tenantId}`,
       ...filters,
-      ...(query.since ? [pool`delivery_id >= ${firstId(query.since)}`] : []),
-      ...(query.until ? [pool`delivery_id < ${firstId(query.until)}`] : []),
-      ...(query.cursor ? [pool`delivery_id < ${query.cursor}`] : []),
+      ...(query.since ? [fragment`delivery_id >= ${firstId(query.since)}`] : []),
+      ...(query.until ? [fragment`delivery_id < ${firstId(query.until)}`] : []),
+      ...(query.cursor ? [fragment`delivery_id < ${query.cursor}`] : []),
     ]
     return await reads(c, tenant.tenantId, async (sql) => {
       const rows = await sql<DeliveryRow[]>`
-        select ${deliveryColumns(sql)} from waybill.deliveries
-        where ${where.flatMap((condition, index) => (index === 0 ? condition : [sql` and `, condition]))}
+        select ${deliveryColumns} from waybill.deliveries
+        where ${join(where, ' and ')}
         order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
     }).catch((error: unknown) => {
@@ -151,7 +153,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
 
   async function find(sql: Pool, tenant: Tenant, deliveryId: string): Promise<DeliveryRow> {
     const [row] = await sql<DeliveryRow[]>`
-      select ${deliveryColumns(sql)} from waybill.deliveries
+      select ${deliveryColumns} from waybill.deliveries
       where tenant_id = ${tenant.tenantId} and delivery_id = ${recordId(deliveryId, 'delivery_not_found')}`
     if (row === undefined) throw new AppError('delivery_not_found')
     return row
@@ -185,7 +187,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
         select attempt_number, delivery_id, endpoint_id, url, status_code, error, error_message, response_body, response_truncated,
           duration_ms, retry_state, next_attempt_at, started_at
         from waybill.attempts where tenant_id = ${tenant.tenantId} and delivery_id = ${delivery_id}
-          ${query.cursor ? sql`and attempt_number > ${Number(query.cursor)}` : sql``}
+          ${query.cursor ? fragment`and attempt_number > ${Number(query.cursor)}` : fragment``}
         order by attempt_number limit ${query.limit + 1} offset ${query.offset ?? 0}`
       return listBody(
         query,

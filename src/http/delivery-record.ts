@@ -1,6 +1,6 @@
 import { z } from '@hono/zod-openapi'
-import type { Pool } from '../db.ts'
 import { madeAt } from '../ids.ts'
+import { fragment } from '../sql.ts'
 import { deliveryStatus, eventType, id, ownTenant, timestamp } from './schemas.ts'
 
 export const deliveryRecord = z
@@ -56,7 +56,7 @@ export type DeliveryRow = {
 }
 
 /** The columns of a DeliveryRow. */
-export const deliveryColumns = (sql: Pool) => sql`
+export const deliveryColumns = fragment`
   delivery_id, tenant_id, event_id, endpoint_id, event_type, status, attempt_count, next_attempt_at, last_attempt_at,
   last_status_code, last_error, dead_letter_reason, updated_at, completed_at`
 

@@ -65,7 +65,7 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
     const endpointId = recordId(params.endpoint_id, 'endpoint_not_found')
     return await reads(c, tenantId, async (sql) => {
       const [row] = await sql<Row[]>`
-        select endpoints.endpoint_id, is_active, ${standingColumns(sql)}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
+        select endpoints.endpoint_id, is_active, ${standingColumns}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
           coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
         from waybill.endpoints
         left join waybill.endpoint_stats s using (tenant_id, endpoint_id)

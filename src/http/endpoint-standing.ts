@@ -1,4 +1,4 @@
-import type { Db } from '../db.ts'
+import { fragment } from '../sql.ts'
 
 export type StandingRow = {
   is_active: boolean
@@ -15,7 +15,7 @@ export type StandingRow = {
 }
 
 /** The columns of a StandingRow, in a query on waybill.endpoints. */
-export const standingColumns = (sql: Db) => sql`
+export const standingColumns = fragment`
   inactive_reason, inactive_since,
   (select json_build_object('breaker', s.breaker, 'since', s.breaker_since, 'next_probe_at',
         -- What is not held goes by its own retries. Where it is ordered, nothing comes before the retry that all others wait for.

@@ -3,6 +3,7 @@ import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { makeSigningSecret, type SecretBox } from '../secrets.ts'
+import { assignments, fragment } from '../sql.ts'
 import { endpointRoutes } from './endpoint-routes.ts'
 import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
 import type { Reads } from './reads.ts'
@@ -21,8 +22,8 @@ type EndpointRow = StandingRow & {
   updated_at: Date
 }
 
-const columns = (sql: Db) => sql`
-  endpoint_id, tenant_id, url, description, subscribed_events, is_active, max_per_second, ordered, updated_at, ${standingColumns(sql)}`
+const columns = fragment`
+  endpoint_id, tenant_id, url, description, subscribed_events, is_active, max_per_second, ordered, updated_at, ${standingColumns}`
 
 const render = (row: EndpointRow) => ({
   endpoint_id: row.endpoint_id,
@@ -73,7 +74,7 @@ export function mountEndpoints(
         values (${tenant.tenantId}, ${newId}, ${body.url}, ${body.description ?? null}, ${body.subscribed_events},
           ${body.max_per_second ?? null}, ${body.ordered ?? false},
           ${secretBox.seal(secret, `${tenant.tenantId}/${newId}`)}, waybill.made_at(${newId}))
-        returning ${columns(sql)}`
+        returning ${columns}`
       return created as EndpointRow
     })
     return c.json({ ok: true, ...render(row), signing_secret: secret }, 201)
@@ -82,9 +83,9 @@ export function mountEndpoints(
   mount.tenant(route.list, { action: 'read' }, async (c, tenant, { query }) => {
     return await reads(c, tenant.tenantId, async (sql) => {
       const rows = await sql<EndpointRow[]>`
-        select ${columns(sql)} from waybill.endpoints
-        where tenant_id = ${tenant.tenantId} ${query.active_only ? sql`and is_active` : sql``}
-          ${query.cursor ? sql`and endpoint_id < ${query.cursor}` : sql``}
+        select ${columns} from waybill.endpoints
+        where tenant_id = ${tenant.tenantId} ${query.active_only ? fragment`and is_active` : fragment``}
+          ${query.cursor ? fragment`and endpoint_id < ${query.cursor}` : fragment``}
         order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
       return listBody(query, rows, render, (row) => row.endpoint_id)
     })
@@ -92,14 +93,13 @@ export function mountEndpoints(
 
   mount.tenant(route.get, { action: 'read' }, async (c, tenant, { params }) => {
     const [row] = await pool<EndpointRow[]>`
-      select ${columns(pool)} from waybill.endpoints where tenant_id = ${tenant.tenantId} and endpoint_id = ${endpointId(params)}`
+      select ${columns} from waybill.endpoints where tenant_id = ${tenant.tenantId} and endpoint_id = ${endpointId(params)}`
     if (row === undefined) throw notFound()
     return c.json({ ok: true, ...render(row) }, 200)
   })
 
   mount.tenant(route.patch, { action: 'endpoints:write' }, async (c, tenant, { params, body }) => {
     const target = endpointId(params)
-    const changes = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined))
     // Recording locks the counters before the endpoint, so the two can deadlock.
     const row = await transact(pool, async (sql) => {
       const [before] = await sql<{ is_active: boolean; url: string; ordered: boolean; failing: boolean }[]>`
@@ -112,9 +112,9 @@ export function mountEndpoints(
         await startAgain(sql, tenant.tenantId, target, before.ordered)
       const turnedOff = body.is_active === false && before.is_active
       const [updated] = await sql<EndpointRow[]>`
-        update waybill.endpoints set ${sql(changes)}, updated_at = now()
-          ${turnedOff ? sql`, inactive_reason = 'tenant', inactive_since = now()` : body.is_active ? sql`, inactive_reason = null, inactive_since = null` : sql``}
-        where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns(sql)}`
+        update waybill.endpoints set ${assignments(body)}, updated_at = now()
+          ${turnedOff ? fragment`, inactive_reason = 'tenant', inactive_since = now()` : body.is_active ? fragment`, inactive_reason = null, inactive_since = null` : fragment``}
+        where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns}`
       // Whatever has changed, held deliveries may be allowed now.
       await sql`select pg_notify('waybill_held', '')`
       return updated as EndpointRow
@@ -129,7 +129,7 @@ export function mountEndpoints(
       update waybill.endpoints set previous_secret = signing_secret, signing_secret = ${secretBox.seal(secret, `${tenant.tenantId}/${target}`)},
         previous_secret_expires_at = now() + ${deps.rotationOverlapSeconds} * interval '1 second', updated_at = now()
       where tenant_id = ${tenant.tenantId} and endpoint_id = ${target}
-      returning ${columns(pool)}, previous_secret_expires_at`
+      returning ${columns}, previous_secret_expires_at`
     if (row === undefined) throw notFound()
     const { previous_secret_expires_at, ...endpoint } = row
     return c.json({ ok: true, ...render(endpoint), signing_secret: secret, previous_secret_expires_at }, 200)

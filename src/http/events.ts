@@ -1,6 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
+import { fragment } from '../sql.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
@@ -89,10 +90,10 @@ export function mountEvents(mount: Mount, { reads }: { reads: Reads }): void {
         select 1 from waybill.events where tenant_id = ${tenant.tenantId} and event_id = ${eventId}`
       if (event === undefined) throw new AppError('event_not_found')
       const rows = await sql<DeliveryRow[]>`
-        select ${deliveryColumns(sql)} from waybill.deliveries
+        select ${deliveryColumns} from waybill.deliveries
         where tenant_id = ${tenant.tenantId} and event_id = ${eventId}
           and delivery_id between waybill.first_delivery_id(${eventId}) and waybill.last_delivery_id(${eventId})
-          ${query.cursor ? sql`and delivery_id < ${query.cursor}` : sql``}
+          ${query.cursor ? fragment`and delivery_id < ${query.cursor}` : fragment``}
         order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
     })

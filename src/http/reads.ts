@@ -29,7 +29,7 @@ const UNREAD_WAIT_MS = 400
  * (http/listen.ts).
  */
 export function createReads(pool: Pool): Reads {
-  const turns = createRoom(pool.options.max)
+  const turns = createRoom(pool.max)
   const unread = createRoom(UNREAD_BYTES, UNREAD_WAIT_MS)
 
   const takeRoom = (c: Context<Env>, tenantId: string, bytes: number) =>

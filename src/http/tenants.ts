@@ -1,5 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import { isDuplicate, type Pool } from '../db.ts'
+import { isDuplicate } from '../database-errors.ts'
+import type { Pool } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { hashApiKey, makeApiKey } from '../secrets.ts'
@@ -111,13 +112,13 @@ type TenantRow = {
 /** The operator's routes for tenants and their keys. */
 export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: Auth }): void {
   mount.admin(putTenant, async (c, { body }) => {
-    const limits = body.limits ? pool.json(body.limits as Record<string, number>) : null
+    const limits = body.limits ? JSON.stringify(body.limits) : null
     const put = () => pool<TenantRow[]>`
       with put as (
         insert into waybill.tenants as t (tenant_id, tenant_slug, limits)
-        values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}, '{}'::jsonb))
+        values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}::jsonb, '{}'))
         on conflict (tenant_id) do update set
-          tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}, t.limits), updated_at = now()
+          tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}::jsonb, t.limits), updated_at = now()
         returning *, xmax = 0 as created
       )
       select put.*, pg_notify('waybill_tenants', '') from put`

@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict'
 import { after, test } from 'node:test'
-import { postgres } from '../../src/driver.ts'
 import { createBatcher } from '../../src/flow/batch.ts'
-import { createDatabase } from '../support/database.ts'
+import { connect, createDatabase } from '../support/database.ts'
 import { waitFor } from '../support/wait.ts'
 
 const { sql } = await createDatabase({ after })
@@ -231,7 +230,7 @@ test('a batch that is the victim of a deadlock runs again', async () => {
 })
 
 test('when the database cannot be reached, every item of the batch fails, and the next batch is tried afresh', async () => {
-  const nowhere = postgres('postgres://127.0.0.1:1/none', { connect_timeout: 1, max: 1 })
+  const nowhere = connect('postgres://127.0.0.1:1/none')
   let sizes: number[] = []
   const submit = createBatcher<number, number>({
     max: 100,

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { postgres } from '../../src/driver.ts'
+import { DatabaseError } from 'pg'
 import { createThoroughness } from '../../src/flow/thorough.ts'
 
 /** Looks that take `tookMs` by a clock that the test moves, and answer, or fail with, `end`. */
@@ -26,7 +26,7 @@ function setUp() {
   }
 }
 
-const cancelled = Object.assign(new postgres.PostgresError('canceling statement'), { code: '57014' })
+const cancelled = Object.assign(new DatabaseError('canceling statement', 0, 'error'), { code: '57014' })
 
 test('the first look is thorough, and while they are quick one a second', async () => {
   const { look, pass } = setUp()

@@ -237,7 +237,7 @@ test('a 2xx that the receiver breaks off is a failure in every number', async (t
 
 /** Makes all that the tenant has `days` older, as if time had passed: ids carry it. */
 async function age(days: number): Promise<void> {
-  await sql.unsafe(`
+  await sql.text(`
     create or replace function pg_temp.older(id uuid) returns uuid language sql as $$
       select (lpad(to_hex(('x' || translate(substr(id::text, 1, 13), '-', ''))::bit(48)::bigint - ${days} * 86400000::bigint), 12, '0')
         || translate(substr(id::text, 15), '-', ''))::uuid $$;

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, describe, test } from 'node:test'
+import { identifier } from '../../src/sql.ts'
 import type { Scope } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
 import { rawRequest } from '../support/raw-http.ts'
@@ -267,7 +268,7 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
       assert.equal((await publish(call)).status, 202)
       let publishing: Promise<Reply[]> | undefined
       await sql.begin(async (holder) => {
-        await holder`select from ${holder(`waybill.${counter}`)} where tenant_id = ${tenant.tenantId} for update`
+        await holder`select from ${identifier(`waybill.${counter}`)} where tenant_id = ${tenant.tenantId} for update`
         publishing = Promise.all([publish(call), publish(call)])
         const waits = () =>
           sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`

@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto'
-import type postgresTypes from 'postgres'
-import { postgres } from '../../src/driver.ts'
+import { openDb, type Pool } from '../../src/db.ts'
+import { createLog } from '../../src/log.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
 
 /** The variable through which test/setup.ts tells the test files where its Postgres is. */
@@ -9,7 +9,17 @@ export const TEMPLATE = 'waybill_template'
 /** Long enough to be told from other words in a log. */
 export const PASSWORD = 'test-database-password'
 
-export type TestDatabase = { url: string; sql: postgresTypes.Sql }
+export type TestDatabase = {
+  url: string
+  sql: Pool
+  /** A connection of its own, for a transaction or locks that a test holds as long as it likes. */
+  newSession: () => Pool
+}
+
+const log = createLog('silent')
+
+/** Connections that wait for whatever a test makes them wait for. */
+export const connect = (url: string, max = 1) => openDb(url, { log, name: 'test', max, patienceMs: 0 })
 
 /**
  * A database of the test's own, cloned from the migrated template (`template: null`: an empty one), and dropped
@@ -22,14 +32,20 @@ export async function createDatabase(
   const server = process.env[SERVER_URL]
   if (!server) throw new Error('no test database: run with --test-global-setup=test/setup.ts, as npm test does')
   const name = `test_${randomBytes(6).toString('hex')}`
-  const admin = postgres(`${server}/postgres`, { max: 1, idle_timeout: 5, onnotice: () => {} })
-  await admin.unsafe(`create database ${name} template ${template ?? 'template0'} strategy wal_log`)
+  const admin = connect(`${server}/postgres`)
+  await admin.text(`create database ${name} template ${template ?? 'template0'} strategy wal_log`)
   const url = `${server}/${name}`
-  const sql = postgres(url, { max: 4, idle_timeout: 5, onnotice: () => {} })
+  const sql = connect(url, 4)
+  const sessions: Pool[] = []
   cleanUp(scope, async () => {
-    await sql.end({ timeout: 1 })
-    await admin.unsafe(`drop database ${name} with (force)`)
+    for (const pool of [sql, ...sessions]) await pool.end({ timeout: 1 })
+    await admin.text(`drop database ${name} with (force)`)
     await admin.end()
   })
-  return { url, sql }
+  const newSession = () => {
+    const pool = connect(url)
+    sessions.push(pool)
+    return pool
+  }
+  return { url, sql, newSession }
 }

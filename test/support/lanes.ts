@@ -1,31 +1,31 @@
 import assert from 'node:assert/strict'
-import type postgres from 'postgres'
+import type { Pool } from '../../src/db.ts'
 import type { Receipt, Receiver, Reply } from './receiver.ts'
 import { waitFor } from './wait.ts'
 
 export const NO_LIMITS = { rate: 0, window_seconds: 60, fanout: 100, monthly_events: 1e9, monthly_attempts: 1e9 }
 
 /** Accepts many events at once, as a batch of requests would. */
-export async function publishMany(sql: postgres.Sql, tenantId: string, count: number, type = 'thing.happened') {
+export async function publishMany(sql: Pool, tenantId: string, count: number, type = 'thing.happened') {
   for (let left = count; left > 0; left -= 500) {
     const n = Math.min(left, 500)
     await sql`
       select from waybill.publish(array_fill(${tenantId}::text, array[${n}::int]), array_fill(${type}::text, array[${n}::int]),
-        array_fill('{"n":1}'::text, array[${n}::int]), array_fill(null::text, array[${n}::int]), ${sql.json(NO_LIMITS)})`
+        array_fill('{"n":1}'::text, array[${n}::int]), array_fill(null::text, array[${n}::int]), ${JSON.stringify(NO_LIMITS)})`
   }
 }
 
 type Standing = { breaker: string; held: number; failed_probes: number; ramp: number | null; probing: string | null }
 
 /** How an endpoint stands, straight from the database. */
-export async function standingOf(sql: postgres.Sql, endpointId: string): Promise<Standing> {
+export async function standingOf(sql: Pool, endpointId: string): Promise<Standing> {
   const [row] = await sql<Standing[]>`
     select breaker, held::int, failed_probes, ramp, probing from waybill.endpoint_stats where endpoint_id = ${endpointId}`
   return row ?? { breaker: 'closed', held: 0, failed_probes: 0, ramp: null, probing: null }
 }
 
 /** Waits until nothing is left to deliver. */
-export const settled = (sql: postgres.Sql, timeoutMs = 60_000) =>
+export const settled = (sql: Pool, timeoutMs = 60_000) =>
   waitFor(
     async () =>
       (await sql`select from waybill.deliveries where status in ('pending', 'retrying') limit 1`).length === 0,
@@ -33,7 +33,7 @@ export const settled = (sql: postgres.Sql, timeoutMs = 60_000) =>
   )
 
 /** Fails unless the endpoints' counters say what the rows say, and the attempts are numbered 1 to n without a gap. */
-export async function assertBooks(sql: postgres.Sql): Promise<void> {
+export async function assertBooks(sql: Pool): Promise<void> {
   const wrong = await sql`
     select s.endpoint_id, s.pending, s.retrying, s.delivered, s.dead_lettered, s.held, r.*
     from waybill.endpoint_stats s full join (

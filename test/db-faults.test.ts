@@ -4,7 +4,7 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
-import { learnTypes, openDb, type Pool } from '../src/db.ts'
+import { type Db, openDb, type Pool } from '../src/db.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
@@ -12,7 +12,7 @@ import { waitFor } from './support/wait.ts'
 
 const log = createLog('silent')
 
-async function start(t: TestContext, options: { max?: number; reads?: boolean; patienceMs?: number } = {}) {
+async function start(t: TestContext, options: { max?: number; patienceMs?: number } = {}) {
   const { url, sql } = await createDatabase(t)
   const open = (through = url) => {
     const pool = openDb(through, { log, name: 'test', max: 1, ...options })
@@ -75,7 +75,7 @@ test('what came of an answer that failed is not counted with the next one', asyn
     async () =>
       await pool`select repeat('x', 9000), case when i > 3 then pg_sleep(60)::text end from generate_series(1, 5) i`,
   )
-  await isUnderWay(sql as unknown as Pool, 'select repeat%')
+  await isUnderWay(sql, 'select repeat%')
   await terminate('select repeat%')
   await cut
   await answered()
@@ -85,7 +85,7 @@ test('a pool whose connection was lost in the middle of a query ends', async (t)
   const { url, sql, terminate } = await start(t)
   const pool = openDb(url, { log, name: 'test', max: 1 })
   const lost = assert.rejects(async () => await pool`select pg_sleep(60)`)
-  await isUnderWay(sql as unknown as Pool, 'select pg_sleep%')
+  await isUnderWay(sql, 'select pg_sleep%')
   await terminate('select pg_sleep%')
   await lost
   await pool.end()
@@ -95,9 +95,8 @@ test('a prepared statement whose result has changed is sent again as it was, and
   const { open, sql } = await start(t)
   await sql`create table things (id int, a boolean, j jsonb, b bytea)`
   const pool = open()
-  await learnTypes(pool)
   const put = async (id: number) =>
-    await pool`insert into things (id, a, j, b) values (${id}, ${true}, ${pool.json({ x: 1 })}, ${Buffer.from('ab')}) returning *`
+    await pool`insert into things (id, a, j, b) values (${id}, ${true}, ${JSON.stringify({ x: 1 })}, ${Buffer.from('ab')}) returning *`
   const number = async (n: number) => (await pool`select ${n}::int as n`)[0]?.n
   await put(1)
   await number(1)
@@ -122,7 +121,7 @@ test('a prepared statement whose result has changed is sent again as it was, and
     }
   })
   for (let n = 0; n < 10; n++) {
-    await sql.unsafe(`alter table things add column more${n} int`)
+    await sql.text(`alter table things add column more${n} int`)
     await pool`select pg_sleep(0.05)`
   }
   isChanging = false
@@ -135,34 +134,56 @@ test('a query that cannot be built fails alone', async (t) => {
   const ask = async (text: string | undefined) => (await pool`select ${text as string}::text as v`)[0]?.v
   await ask('once')
   const slow = ask('once').then(async () => (await pool`select 'slow' as v from pg_sleep(0.3)`)[0]?.v)
-  await isUnderWay(sql as unknown as Pool, "select 'slow'%")
+  await isUnderWay(sql, "select 'slow'%")
   const answers = await Promise.allSettled([slow, ask(undefined), ask('first'), ask('second')])
-  const got = answers.map((answer) => (answer.status === 'fulfilled' ? answer.value : answer.reason.code))
-  assert.deepEqual(got, ['slow', 'UNDEFINED_VALUE', 'first', 'second'])
+  const got = answers.map((answer) => (answer.status === 'fulfilled' ? answer.value : answer.reason.name))
+  assert.deepEqual(got, ['slow', 'TypeError', 'first', 'second'])
 })
 
-test('what is left of a transaction that lost its connection does not run on the next one', async (t) => {
-  const { open, sql, terminate } = await start(t)
+test('what is left of a transaction that lost its connection does not run on another one', async (t) => {
+  const { open, sql, terminate } = await start(t, { max: 2 })
   await sql`create table things (who text)`
   const pool = open()
   const { promise: resumed, resolve: resume } = Promise.withResolvers<void>()
-  let late: Promise<unknown> | undefined
+  const isRefused = async (sql: Db) => await assert.rejects(sql`insert into things values ('late')`)
   const lost = pool.begin(async (sql) => {
     await sql`insert into things values ('lost')`
     await resumed
-    late = assert.rejects(async () => await sql`insert into things values ('late')`)
-    await late
+    await isRefused(sql)
+    return sql
   })
-  const failed = assert.rejects(lost)
   await waitFor(async () => (await terminate('insert into things%')).length > 0)
-  await failed
-  await pool.begin(async (other) => {
+  const over = await pool.begin(async (other) => {
     await other`insert into things values ('other')`
     resume()
-    await waitFor(() => late !== undefined)
-    await late
+    await assert.rejects(lost)
+    return other
   })
-  assert.deepEqual([...(await sql`select who from things`)], [{ who: 'other' }])
+  await isRefused(over)
+  assert.deepEqual(await sql`select who from things`, [{ who: 'other' }])
+})
+
+test('a transaction of which a failure was overlooked says that it was rolled back', async (t) => {
+  const { open, sql } = await start(t)
+  await sql`create table things (who text)`
+  const overlooking = open().begin(async (sql) => {
+    await sql`insert into things values ('lost')`
+    await sql`select 1 / 0`.catch(() => {})
+  })
+  await assert.rejects(overlooking, /rolled back/)
+  assert.deepEqual(await sql`select from things`, [])
+})
+
+test('a query that waits for a connection for longer than one may take is refused, and harms none that comes later', async (t) => {
+  const { open } = await start(t, { patienceMs: 500 })
+  const pool = open()
+  const { promise: released, resolve: release } = Promise.withResolvers<void>()
+  const holding = pool.begin(async () => await released)
+  const waiting = await Promise.allSettled(Array.from({ length: 50 }, () => pool`select 1`))
+  assert.ok(waiting.every(({ status }) => status === 'rejected'))
+  release()
+  await holding
+  assert.deepEqual(await pool`select 7 as n`, [{ n: 7 }])
 })
 
 test('a server that closes every connection at once is not asked without an end', async (t) => {
@@ -174,7 +195,7 @@ test('a server that closes every connection at once is not asked without an end'
 })
 
 test('unused connections that are closed over a dead network come back to their pool', async (t) => {
-  const { url, open } = await start(t, { max: 2, reads: true, patienceMs: 2500 })
+  const { url, open } = await start(t, { max: 2, patienceMs: 4000 })
   const network = await between(t, url, (_client, forward) => forward())
   const pool = open(network.url)
   const ask = async () => await pool`select 1 from pg_sleep(0.1)`
@@ -199,7 +220,7 @@ test('statements that fail are not kept', async (t) => {
   const collect: () => void = runInNewContext('gc')
   const fail = async (count: number) => {
     for (let n = 0; n < count; n++)
-      await assert.rejects(async () => await pool.unsafe(`select 1/0 /* ${n} ${Buffer.alloc(20_000, 'x')} */`))
+      await assert.rejects(async () => await pool.text(`select 1/0 /* ${n} ${Buffer.alloc(20_000, 'x')} */`))
     collect()
     return process.memoryUsage().heapUsed / 2 ** 20
   }
@@ -232,7 +253,7 @@ test('a channel is listened on again although that was refused at first, and no 
   await waitFor(() => door.sockets.length >= before + 3, { what: 'several tries' })
   refuses = false
   await waitFor(() => listening === 4, { what: 'both channels to be listened on again' })
-  await channels[0]!.unlisten()
+  channels[0]!()
   await sql`select pg_notify('one', ''), pg_notify('two', '')`
   await waitFor(() => heard.includes('two'))
   assert.deepEqual(heard, ['two'])

@@ -1,0 +1,32 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { DatabaseError } from 'pg'
+import { openDb } from './db.ts'
+import type { Log } from './log.ts'
+
+/** How long a start waits for a database that is not there yet; whoever supervises the process may then start it anew. */
+const START_PATIENCE_MS = 60_000
+const START_PAUSE_MS = 500
+/** Of SQLSTATE: the database is starting, stopping, or out of connections. */
+const PASSING = ['57P03', '57P01', '53300']
+
+/**
+ * Resolves when the database answers, so that it does not matter which of the two starts first. Throws its error if it refuses
+ * (wrong password, no such database), and the last failure if it cannot be reached for a minute.
+ */
+export async function untilReachable(url: string, log: Log): Promise<void> {
+  const until = performance.now() + START_PATIENCE_MS
+  for (let tries = 1; ; tries++) {
+    const pool = openDb(url, { log, name: 'waybill start', max: 1 })
+    try {
+      await pool`select 1`
+      return
+    } catch (error) {
+      const refused = error instanceof DatabaseError && !PASSING.includes(error.code ?? '')
+      if (refused || performance.now() > until) throw error
+      if (tries % 10 === 1) log.warn({ err: error }, 'database.waiting')
+    } finally {
+      await pool.end({ timeout: 0 })
+    }
+    await sleep(START_PAUSE_MS)
+  }
+}
