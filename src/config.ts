@@ -1,6 +1,6 @@
 import { CronExpressionParser } from 'cron-parser'
 import { z } from 'zod'
-import { readDatabaseUrl } from './database-url.ts'
+import { readDatabaseUrl } from './db/url.ts'
 import { parseRange } from './egress/address.ts'
 
 const wholeNumber = (min: number, max: number, fallback: number) =>

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { PgBoss } from 'pg-boss'
-import { PATIENCE_MS, type Pool } from './db.ts'
+import { PATIENCE_MS, type Pool } from './db/open.ts'
 import { makePartitions } from './flow/partitions.ts'
 import { runRetention } from './flow/retention.ts'
 import type { Log } from './log.ts'

@@ -1,6 +1,6 @@
 import { PgBoss, systemClock } from 'pg-boss'
-import { readDatabaseUrl } from './database-url.ts'
-import type { Db } from './db.ts'
+import type { Db } from './db/open.ts'
+import { readDatabaseUrl } from './db/url.ts'
 import type { Log } from './log.ts'
 
 /** One job per live delivery; the job's id is the delivery's, so a delivery can never be queued twice. */

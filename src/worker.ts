@@ -1,5 +1,5 @@
 import type { PgBoss } from 'pg-boss'
-import type { Pool } from './db.ts'
+import type { Pool } from './db/open.ts'
 import type { Sender } from './egress/send.ts'
 import { startAnnouncing } from './flow/announce.ts'
 import { type Claim, createClaim } from './flow/claim.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
-import type { Pool } from '../src/db.ts'
+import type { Pool } from '../src/db/open.ts'
 import { createDatabase } from './support/database.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, test } from 'node:test'
-import { openDb } from '../src/db.ts'
+import { openDb } from '../src/db/open.ts'
 import { createPublish } from '../src/flow/publish.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp, type Scope } from './support/cleanup.ts'

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
-import type { Pool } from '../src/db.ts'
+import type { Pool } from '../src/db/open.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, NO_LIMITS, settled } from './support/lanes.ts'
 import { startProxy } from './support/proxy.ts'

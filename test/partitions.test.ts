@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type { Pool } from '../src/db.ts'
+import type { Pool } from '../src/db/open.ts'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'

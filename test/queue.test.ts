@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import type { Db, Pool } from '../src/db.ts'
-import { fragment } from '../src/sql.ts'
+import type { Db, Pool } from '../src/db/open.ts'
+import { fragment } from '../src/db/statement.ts'
 import { createDatabase } from './support/database.ts'
 
 test('a job that publishing makes is the same row as one that pg-boss makes', async (t) => {

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { openDb } from '../src/db.ts'
+import { openDb } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { takeDeadLetters } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'

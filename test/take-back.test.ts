@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { openDb, type Pool } from '../src/db.ts'
+import { openDb, type Pool } from '../src/db/open.ts'
 import { type Claim, createClaim } from '../src/flow/claim.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { createRecord } from '../src/flow/record.ts'

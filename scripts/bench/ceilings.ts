@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process'
 import { writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
-import type { Pool } from '../../src/db.ts'
+import type { Pool } from '../../src/db/open.ts'
 import { connect } from '../../test/support/database.ts'
 import type { BenchDatabase } from './database.ts'
 import { nowMicros, percentile } from './helper.ts'

@@ -1,4 +1,4 @@
-import type { Pool } from '../../src/db.ts'
+import type { Pool } from '../../src/db/open.ts'
 import { connect } from '../../test/support/database.ts'
 import { createClient } from '../demo/client.ts'
 import type { Behaviour } from './crowd.ts'

@@ -1,4 +1,4 @@
-import { Fragment } from '../../src/sql.ts'
+import { Fragment } from '../../src/db/statement.ts'
 import { ADMIN_KEY, caller } from '../../test/support/service.ts'
 import { percentile } from '../bench/helper.ts'
 import { watch } from './drift.ts'

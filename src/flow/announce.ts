@@ -1,5 +1,5 @@
-import { isTooSlow } from '../database-errors.ts'
-import type { Pool } from '../db.ts'
+import { isTooSlow } from '../db/errors.ts'
+import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { type Loop, startLoop } from './loop.ts'
 

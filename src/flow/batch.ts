@@ -1,4 +1,4 @@
-import { isRefusal, isRetryable, isTooSlow } from '../database-errors.ts'
+import { isRefusal, isRetryable, isTooSlow } from '../db/errors.ts'
 
 /** A batch that takes longer has waited for others' batches: for the database's attention, or for its locks. */
 const BUSY_MS = 10

@@ -1,4 +1,4 @@
-import type { Db, Pool } from '../db.ts'
+import type { Db, Pool } from '../db/open.ts'
 import type { Place } from '../line.ts'
 
 /** A claimed job with all that its attempt needs. */

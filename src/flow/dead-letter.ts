@@ -1,8 +1,8 @@
 import type { PgBoss } from 'pg-boss'
-import { type Db, type Pool, transact } from '../db.ts'
+import { type Db, type Pool, transact } from '../db/open.ts'
+import { fragment } from '../db/statement.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
-import { fragment } from '../sql.ts'
 
 const MAX_BATCH = 100
 

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { isRetryable } from '../database-errors.ts'
-import type { Db, Pool } from '../db.ts'
-import { identifier } from '../sql.ts'
+import { isRetryable } from '../db/errors.ts'
+import type { Db, Pool } from '../db/open.ts'
+import { identifier } from '../db/statement.ts'
 import { type Counts, countRows, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
 import { type Finished, forget } from './prune.ts'
 

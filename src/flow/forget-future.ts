@@ -1,4 +1,4 @@
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import { DELIVERIES } from '../queue.ts'
 
 /** By more than this the database's clock must have gone back for its jobs to be looked at: a slow answer looks like it, too. */

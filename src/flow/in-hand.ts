@@ -1,4 +1,4 @@
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import { LocalFault } from '../egress/failure.ts'
 import { Line } from '../line.ts'
 import type { Log } from '../log.ts'

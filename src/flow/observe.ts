@@ -1,4 +1,4 @@
-import type { Db } from '../db.ts'
+import type { Db } from '../db/open.ts'
 import { type Breaker, type BreakerRules, nextBreaker } from './breaker.ts'
 import type { Result } from './settle.ts'
 

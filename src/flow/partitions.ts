@@ -1,5 +1,5 @@
-import type { Db } from '../db.ts'
-import { identifier } from '../sql.ts'
+import type { Db } from '../db/open.ts'
+import { identifier } from '../db/statement.ts'
 
 /** Tables that are partitioned by day: `<kind>_<YYYYMMDD>`, and `<kind>_default` for days that have none. */
 export const KINDS = ['events', 'deliveries', 'attempts'] as const

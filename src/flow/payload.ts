@@ -1,4 +1,4 @@
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { createRoom } from '../room.ts'
 import { type Claim, secretsOf } from './claim.ts'

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Db, Pool } from '../db.ts'
+import type { Db, Pool } from '../db/open.ts'
+import { fragment } from '../db/statement.ts'
 import { firstId } from '../ids.ts'
-import { fragment } from '../sql.ts'
 import { type Counts, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
 
 /** How many finished deliveries an endpoint loses. */

@@ -1,9 +1,9 @@
 import { LRUCache } from 'lru-cache'
-import { PATIENCE_MS, type Pool } from '../db.ts'
+import { PATIENCE_MS, type Pool } from '../db/open.ts'
+import { textList } from '../db/statement.ts'
 import { AppError } from '../errors.ts'
 import { isSameJson } from '../json.ts'
 import { createRoom } from '../room.ts'
-import { textList } from '../sql.ts'
 import { createBatcher } from './batch.ts'
 
 /** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */

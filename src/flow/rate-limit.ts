@@ -1,4 +1,4 @@
-import { PATIENCE_MS, type Pool } from '../db.ts'
+import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { AppError } from '../errors.ts'
 import { createRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'

@@ -1,9 +1,9 @@
 import type { PgBoss } from 'pg-boss'
-import { type Db, type Pool, transact } from '../db.ts'
+import { type Db, type Pool, transact } from '../db/open.ts'
+import { textList } from '../db/statement.ts'
 import type { Outcome } from '../egress/send.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
-import { textList } from '../sql.ts'
 import { createBatcher } from './batch.ts'
 import type { Claim } from './claim.ts'
 import {

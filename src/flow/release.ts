@@ -1,4 +1,4 @@
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import type { Lanes } from './lanes.ts'
 import { type Loop, startLoop } from './loop.ts'

@@ -1,5 +1,5 @@
-import { type Pool, retried } from '../db.ts'
-import type { Fragment } from '../sql.ts'
+import { type Pool, retried } from '../db/open.ts'
+import type { Fragment } from '../db/statement.ts'
 
 /**
  * The returned function makes a delivery due now (waybill.replay), and resolves with its row as it then is, or undefined if the

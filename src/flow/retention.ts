@@ -1,5 +1,5 @@
-import { isGone, isRetryable } from '../database-errors.ts'
-import type { Pool } from '../db.ts'
+import { isGone, isRetryable } from '../db/errors.ts'
+import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { countDay, dropDay } from './drop-day.ts'
 import { type Counts, KINDS, NO_ROWS } from './partitions.ts'

@@ -1,5 +1,5 @@
 import type { PgBoss } from 'pg-boss'
-import type { Db } from '../db.ts'
+import type { Db } from '../db/open.ts'
 import { bossDb, DEAD_LETTERS } from '../queue.ts'
 import type { AttemptRecord } from './record.ts'
 

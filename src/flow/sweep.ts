@@ -1,4 +1,4 @@
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { DELIVERIES } from '../queue.ts'
 import { createForgetFuture } from './forget-future.ts'

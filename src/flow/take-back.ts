@@ -1,5 +1,5 @@
 import type { PgBoss } from 'pg-boss'
-import type { Db, Pool } from '../db.ts'
+import type { Db, Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DELIVERIES } from '../queue.ts'
 import { type Loop, startLoop } from './loop.ts'

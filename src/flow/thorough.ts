@@ -1,4 +1,4 @@
-import { isTooSlow } from '../database-errors.ts'
+import { isTooSlow } from '../db/errors.ts'
 
 /** The share of all time that thorough looks may take. */
 const SHARE = 1 / 50

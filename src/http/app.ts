@@ -1,6 +1,6 @@
 import { OpenAPIHono } from '@hono/zod-openapi'
 import type { Context } from 'hono'
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
 import type { PublishRequest, PublishResult } from '../flow/publish.ts'

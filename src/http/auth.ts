@@ -1,6 +1,6 @@
 import { hash, timingSafeEqual } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
-import { PATIENCE_MS, type Pool } from '../db.ts'
+import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { AppError } from '../errors.ts'
 import { createBatcher } from '../flow/batch.ts'
 import { hashApiKey } from '../secrets.ts'

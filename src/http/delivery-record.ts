@@ -1,6 +1,6 @@
 import { z } from '@hono/zod-openapi'
+import { fragment } from '../db/statement.ts'
 import { madeAt } from '../ids.ts'
-import { fragment } from '../sql.ts'
 import { deliveryStatus, eventType, id, ownTenant, timestamp } from './schemas.ts'
 
 export const deliveryRecord = z

@@ -1,4 +1,4 @@
-import { fragment } from '../sql.ts'
+import { fragment } from '../db/statement.ts'
 
 export type StandingRow = {
   is_active: boolean

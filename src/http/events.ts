@@ -1,7 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
+import { fragment } from '../db/statement.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
-import { fragment } from '../sql.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'

@@ -1,5 +1,5 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import type { Mount } from './route.ts'
 import { answers } from './schemas.ts'
 

@@ -1,5 +1,5 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import type { RateAction } from '../flow/rate-limit.ts'
 import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'

@@ -1,6 +1,6 @@
 import type { HttpBindings } from '@hono/node-server'
 import type { Context } from 'hono'
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import { createRoom } from './room.ts'
 import type { Env } from './route.ts'
 

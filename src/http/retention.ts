@@ -1,5 +1,5 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import type { Pool } from '../db.ts'
+import type { Pool } from '../db/open.ts'
 import { runRetention } from '../flow/retention.ts'
 import type { Log } from '../log.ts'
 import { startDeadline } from './deadline.ts'

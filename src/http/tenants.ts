@@ -1,6 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import { isDuplicate } from '../database-errors.ts'
-import type { Pool } from '../db.ts'
+import { isDuplicate } from '../db/errors.ts'
+import type { Pool } from '../db/open.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { hashApiKey, makeApiKey } from '../secrets.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, describe, test } from 'node:test'
-import { identifier } from '../../src/sql.ts'
+import { identifier } from '../../src/db/statement.ts'
 import type { Scope } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
 import { rawRequest } from '../support/raw-http.ts'

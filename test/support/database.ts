@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { openDb, type Pool } from '../../src/db.ts'
+import { openDb, type Pool } from '../../src/db/open.ts'
 import { createLog } from '../../src/log.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import type { Pool } from '../../src/db.ts'
+import type { Pool } from '../../src/db/open.ts'
 import type { Receipt, Receiver, Reply } from './receiver.ts'
 import { waitFor } from './wait.ts'
 

@@ -4,11 +4,11 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
-import { type Db, openDb, type Pool } from '../src/db.ts'
-import { createLog } from '../src/log.ts'
-import { cleanUp } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
-import { waitFor } from './support/wait.ts'
+import { type Db, openDb, type Pool } from '../../src/db/open.ts'
+import { createLog } from '../../src/log.ts'
+import { cleanUp } from '../support/cleanup.ts'
+import { createDatabase } from '../support/database.ts'
+import { waitFor } from '../support/wait.ts'
 
 const log = createLog('silent')
 

@@ -1,10 +1,10 @@
 import { types } from 'pg'
-import { isRetryable } from './database-errors.ts'
-import { readDatabaseUrl } from './database-url.ts'
-import type { Log } from './log.ts'
-import { createListening } from './notifications.ts'
-import { type Ask, createPool, isOutdated, type Question } from './pool.ts'
-import { Fragment, nameOf, toStatement, type Value } from './sql.ts'
+import type { Log } from '../log.ts'
+import { type Ask, createPool, isOutdated, type Question } from './connections.ts'
+import { isRetryable } from './errors.ts'
+import { createListening } from './listening.ts'
+import { Fragment, nameOf, toStatement, type Value } from './statement.ts'
+import { readDatabaseUrl } from './url.ts'
 
 // biome-ignore lint/suspicious/noExplicitAny: what a statement returns is known where it is written
 type AnyRow = Record<string, any>
@@ -23,7 +23,7 @@ export type Pool = Db & {
   max: number
   /** Runs `work` in a transaction: commits what it has done, or rolls it back if it throws. */
   begin<Result>(work: (sql: Db) => Promise<Result>): Promise<Result>
-  /** Listens to a channel (notifications.ts). */
+  /** Listens to a channel (db/listening.ts). */
   listen: ReturnType<typeof createListening>['listen']
   /** Closes all connections: those in use as soon as they are free, but after `timeout` seconds at the latest. */
   end(options?: { timeout?: number }): Promise<void>

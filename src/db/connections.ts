@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Client, type ClientConfig, DatabaseError, Pool, type QueryResult } from 'pg'
-import type { Log } from './log.ts'
+import type { Log } from '../log.ts'
 
 // Lends connections to the database, and tells those that still lead there from those that do not.
 

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { DatabaseError } from 'pg'
-import { openDb } from './db.ts'
-import type { Log } from './log.ts'
+import type { Log } from '../log.ts'
+import { openDb } from './open.ts'
 
 /** How long a start waits for a database that is not there yet; whoever supervises the process may then start it anew. */
 const START_PATIENCE_MS = 60_000
