@@ -49,8 +49,10 @@ export const watchJobs = (world: World) => watch(world.scope, OFTEN_MS, () => jo
 export async function startBacklog(world: World, count: number) {
   const { sql } = world.database
   await publishMany(world, count, 'order.later')
+  // As retries, which alone may be due so late. By its count, the next attempt is the first.
   await sql`
-    update pgboss.job set start_after = now() + interval '1 day', priority = waybill.retry_priority(now() + interval '1 day')
+    update pgboss.job set state = 'retry', retry_count = -1, started_on = now(), start_after = now() + interval '1 day',
+      priority = waybill.retry_priority(now() + interval '1 day')
     where name = 'deliveries'`
   // Without the dead rows of this: what grows later has to be seen.
   const [queue] = await sql`select format('pgboss.%I', table_name) as jobs from pgboss.queue where name = 'deliveries'`

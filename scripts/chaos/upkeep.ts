@@ -137,9 +137,9 @@ const bereft: Experiment = {
     await noteUpkeep(world)
     const names = new Map<string, Running>()
     const startNamed = async () => {
-      const name = `waybill worker ${names.size}`
+      const name = `worker-${names.size}`
       const url = new URL(world.database.url)
-      url.searchParams.set('application_name', name)
+      url.searchParams.set('options', `-c chaos.worker=${name}`)
       names.set(name, await world.fleet.start('worker', { databaseUrl: url.href }))
     }
     while (names.size < WORKERS) await startNamed()
@@ -193,7 +193,7 @@ const noteUpkeep = ({ database: { sql } }: World) =>
   sql.text(`
     create table public.upkeep (work text, worker text, at timestamptz default clock_timestamp());
     create function public.note() returns trigger language plpgsql as $$ begin
-      insert into public.upkeep values (tg_argv[0], current_setting('application_name'));
+      insert into public.upkeep values (tg_argv[0], current_setting('chaos.worker'));
       return null;
     end $$;
     create trigger note after update of cron_on on pgboss.version for each row execute function public.note('cron');
