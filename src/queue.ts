@@ -49,7 +49,7 @@ const STEADY_CLOCK = { ...systemClock, now: () => performance.timeOrigin + perfo
 /** Where pg-boss connects to, isolating its transactions as ours are, whatever server, database or role are set to. */
 export function bossAddress(url: string) {
   const address = readDatabaseUrl(url)
-  return { ...address, options: `${address.options ?? ''} -c default_transaction_isolation=read\\ committed` }
+  return { ...address, options: `${address.options} -c default_transaction_isolation=read\\ committed` }
 }
 
 /**

@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Client, type ClientConfig, DatabaseError, Pool, type QueryResult } from 'pg'
+import { Client, type ClientConfig, DatabaseError, Pool, type PoolClient, type QueryResult } from 'pg'
 import type { Log } from '../log.ts'
 
 // Lends connections to the database, and tells those that still lead there from those that do not.
@@ -11,40 +11,49 @@ export type Ask = (question: Question) => Promise<Answer>
 
 /** For the database's own word that a statement took too long to arrive. */
 const GRACE_MS = 500
-/** Of SQLSTATE: those with which a connection ends. Their severity would say so, but in the server's language. */
-const ENDS = /^(08|57P|25P03)/
+/** Of SQLSTATE: those with which a connection ends. Their severity would say so, but in the server's language. What has none is no answer. */
+const ENDS = /^($|08|57P|25P0[34])/
 
 /**
  * A pool of at most `max` connections, each opened when it is needed. One is closed after `idleMs` without use and `lifetimeSeconds` in
- * all (0: never). Who needs one waits for `connectionTimeoutMillis` at most. A question that is not answered within `patienceMs`
- * (0: whenever) ends its connection.
+ * all (0: never). Who needs one waits for `patienceMs` at most, and a question that is not answered within as much ends its connection
+ * (0: never).
  */
 export function createPool(
   config: ClientConfig,
   options: { max: number; patienceMs: number; idleMs: number; lifetimeSeconds: number; log: Log },
 ) {
   const { max, patienceMs, log } = options
+  const connections = new Set<Client>()
+  const idle = new Set<Client>()
+  /** How those are refused who have not got a connection yet. */
+  const waiting = new Set<(error: Error) => void>()
+  let closed: Promise<unknown> | undefined
+
+  /** Watched from the first on: one that is still being opened ends with the others. */
+  class Watched extends Client {
+    constructor(more?: ClientConfig) {
+      super({ ...more, ...config })
+      connections.add(this)
+      this.on('end', () => connections.delete(this) && idle.delete(this))
+      // What was asked of it fails, too.
+      this.on('error', () => {})
+      // A login that fails on this side would leave it open, and a process of the server waiting for a minute.
+      this.connection.on('error', () => this.connection.stream.destroy())
+      this.on('notice', ({ code, message }) =>
+        log[code?.startsWith('01') ? 'warn' : 'debug']({ notice: message }, 'database.notice'),
+      )
+    }
+  }
+
   const pool = new Pool({
-    ...config,
+    Client: Watched,
     max,
+    connectionTimeoutMillis: patienceMs,
     idleTimeoutMillis: options.idleMs,
     maxLifetimeSeconds: options.lifetimeSeconds,
   })
-  const connections = new Set<Client>()
-  const idle = new Set<Client>()
-  let closed: Promise<unknown> | undefined
 
-  function watch(client: Client): void {
-    connections.add(client)
-    client.on('end', () => connections.delete(client) && idle.delete(client))
-    // What was asked of it fails, too.
-    client.on('error', () => {})
-    client.on('notice', ({ code, message }) =>
-      log[code?.startsWith('01') ? 'warn' : 'debug']({ notice: message }, 'database.notice'),
-    )
-  }
-
-  pool.on('connect', watch)
   pool.on('acquire', (client) => idle.delete(client))
   pool.on('release', (isLost, client) => isLost || idle.add(client))
   // It has left the pool already.
@@ -65,10 +74,22 @@ export function createPool(
     for (const lost of [client, ...idle]) lost.connection.stream.destroy(new Error('the database does not answer'))
   }
 
+  /** Waits for a connection; whoever ends the pool ends the waiting, too. */
+  const borrow = () =>
+    new Promise<PoolClient>((resolve, reject) => {
+      waiting.add(reject)
+      pool.connect((error, client) => {
+        const isWanted = waiting.delete(reject)
+        if (client === undefined) reject(error)
+        else if (isWanted) resolve(client)
+        else client.release(true)
+      })
+    })
+
   return {
     /** Lends `work` a connection. One that cannot be relied on any more does not come back. */
     async lend<Result>(work: (ask: Ask) => Promise<Result>): Promise<Result> {
-      const client = await pool.connect()
+      const client = await borrow()
       let isLost = false
       try {
         return await work(async (question) => {
@@ -87,14 +108,15 @@ export function createPool(
     },
     /** Opens a connection for good. */
     async open(): Promise<Client> {
-      const client = new Client({ ...config, query_timeout: patienceMs })
-      watch(client)
+      const client = new Watched({ query_timeout: patienceMs })
       await client.connect()
       return client
     },
-    /** Closes all connections: those in use as soon as they are free, but after `timeoutMs` at the latest. */
+    /** Closes all connections: those in use as soon as they are free, but after `timeoutMs` at the latest. Who waits for one is refused. */
     async end(timeoutMs: number): Promise<void> {
       closed ??= pool.end()
+      for (const refuse of waiting) refuse(new Error('the pool is closed'))
+      waiting.clear()
       await Promise.race([closed, sleep(timeoutMs, undefined, { ref: false })])
       for (const client of connections) client.connection.stream.destroy()
     },

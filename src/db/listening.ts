@@ -51,14 +51,15 @@ export function createListening(connect: () => Promise<Client>) {
      */
     async listen(channel: string, heard: Channel['heard'], listening: Channel['listening']): Promise<() => void> {
       channels.set(channel, { heard, listening })
+      const opened = connection
+      connection ??= open()
       try {
-        if (connection === undefined) {
-          connection = open()
-          await connection
-        } else await (await connection).query(`listen ${escapeIdentifier(channel)}`)
+        const client = await connection
+        if (opened !== undefined) await client.query(`listen ${escapeIdentifier(channel)}`)
       } catch (error) {
         channels.delete(channel)
-        connection = undefined
+        // One that others listen on is opened again, if it must be.
+        if (opened === undefined) connection = undefined
         throw error
       }
       listening()

@@ -31,7 +31,7 @@ export type Pool = Db & {
 
 /** How long a query of a request or a worker may take: less than the request itself (http/deadline.ts). */
 export const PATIENCE_MS = 3000
-/** How long a query waits for a connection, and opening one may take. */
+/** How long opening a connection may take. */
 const CONNECT_MS = 5000
 
 /**
@@ -85,10 +85,16 @@ export function openDb(
     log: options.log,
   })
   const once = (question: Question) => pool.lend((ask) => ask(question))
-  const sql = tag((question) =>
-    // Another connection prepares it anew.
-    once(question).catch((error) => (isOutdated(error) ? once(question) : Promise.reject(error))),
-  )
+  const sql = tag(async (question) => {
+    // It has not begun. Another connection prepares it anew, unless it had prepared it, too.
+    for (let tries = 0; ; tries++) {
+      try {
+        return await once(question)
+      } catch (error) {
+        if (!isOutdated(error) || tries === max) throw error
+      }
+    }
+  })
   const listening = createListening(pool.open)
   return Object.assign(sql, {
     max,
@@ -103,6 +109,7 @@ export function openDb(
 
 async function inTransaction<Result>(ask: Ask, work: (sql: Db) => Promise<Result>): Promise<Result> {
   let isOver = false
+  let isFinished = false
   const sql = tag(async (question) => {
     if (isOver) throw new Error('the transaction is over')
     return await ask(question)
@@ -111,13 +118,15 @@ async function inTransaction<Result>(ask: Ask, work: (sql: Db) => Promise<Result
   try {
     const result = await work(sql)
     isOver = true
+    isFinished = true
     // Where a failure was overlooked, Postgres rolls back.
     if ((await ask({ text: 'commit' })).command !== 'COMMIT') throw new Error('the transaction was rolled back')
     return result
   } catch (error) {
-    // The error that counts is the first.
-    if (!isOver) await ask({ text: 'rollback' }).catch(() => {})
+    // What is left of it must not run after the rollback.
     isOver = true
+    // The error that counts is the first.
+    if (!isFinished) await ask({ text: 'rollback' }).catch(() => {})
     throw error
   }
 }
@@ -143,7 +152,7 @@ const READ = new Map<number, (text: string) => unknown>([
 ])
 
 /** What a server process is told at its start: `options` as in a URL, and settings, which prevail. */
-const settings = (options: string | undefined, own: Record<string, string | number>) =>
+const settings = (options: string, own: Record<string, string | number>) =>
   [options, ...Object.entries(own).map(([name, value]) => `-c ${name}=${String(value).replace(/[ \\]/g, '\\$&')}`)]
     .filter(Boolean)
     .join(' ')

@@ -46,7 +46,9 @@ export function toStatement(whole: Fragment): Statement {
     texts.reduce((text, next, index) => text + put(own[index - 1]) + next)
   const put = (value: Value | Fragment | undefined): string => {
     if (value instanceof Fragment) return write(value)
-    if (value === undefined) throw new TypeError('a parameter of a statement is undefined')
+    // The driver would make a null of it.
+    if (value === undefined || (Array.isArray(value) && value.includes(undefined)))
+      throw new TypeError('a parameter of a statement is undefined')
     return `$${values.push(value)}`
   }
   return { text: write(whole), values }

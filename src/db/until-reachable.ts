@@ -21,7 +21,9 @@ export async function untilReachable(url: string, log: Log): Promise<void> {
       await pool`select 1`
       return
     } catch (error) {
-      const refused = error instanceof DatabaseError && !PASSING.includes(error.code ?? '')
+      // The driver's own word where a password is asked for that there is none of.
+      const isOfLogin = error instanceof Error && error.message.startsWith('SASL')
+      const refused = isOfLogin || (error instanceof DatabaseError && !PASSING.includes(error.code ?? ''))
       if (refused || performance.now() > until) throw error
       if (tries % 10 === 1) log.warn({ err: error }, 'database.waiting')
     } finally {

@@ -1,3 +1,4 @@
+import { userInfo } from 'node:os'
 import { type ConnectionOptions, createSecureContext } from 'node:tls'
 import { parse } from 'pg-connection-string'
 
@@ -29,10 +30,19 @@ export function readDatabaseUrl(text: string, env: Record<string, string | undef
     host: host || env.PGHOST || 'localhost',
     port: Number(port || env.PGPORT || 5432),
     ...(database && { database }),
-    ...(user && { user }),
+    user: user || env.PGUSER || systemUser(),
     ...(password && { password }),
     ssl: (ssl ?? false) as ConnectionOptions | boolean,
-    ...(options && { options }),
+    options: options || env.PGOPTIONS || '',
+  }
+}
+
+/** The driver looks for it in the environment, where a container has none. */
+function systemUser(): string {
+  try {
+    return userInfo().username
+  } catch {
+    throw new Error('a user must be named: the system has no name for the one it runs this program as')
   }
 }
 

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
 import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
@@ -11,6 +12,7 @@ import { createDatabase } from '../support/database.ts'
 import { waitFor } from '../support/wait.ts'
 
 const log = createLog('silent')
+const ROLE = `test_${randomUUID().slice(0, 8)}`
 
 async function start(t: TestContext, options: { max?: number; patienceMs?: number } = {}) {
   const { url, sql } = await createDatabase(t)
@@ -128,6 +130,16 @@ test('a prepared statement whose result has changed is sent again as it was, and
   await Promise.all(ids)
 })
 
+test('a statement whose result has changed is answered although every connection had prepared it', async (t) => {
+  const { open, sql } = await start(t, { max: 4 })
+  await sql`create table things (id int)`
+  const pool = open()
+  const ask = () => pool`select *, pg_sleep(0.1)::text as slept from things`
+  await Promise.all([ask(), ask(), ask(), ask()])
+  await sql`alter table things add column extra int`
+  for (let nth = 0; nth < 4; nth++) await ask()
+})
+
 test('a query that cannot be built fails alone', async (t) => {
   const { open, sql } = await start(t)
   const pool = open()
@@ -161,6 +173,79 @@ test('what is left of a transaction that lost its connection does not run on ano
   })
   await isRefused(over)
   assert.deepEqual(await sql`select who from things`, [{ who: 'other' }])
+})
+
+test('what is left of a transaction that has failed does not run beside it', async (t) => {
+  const { open, sql } = await start(t)
+  await sql`create table things (who text)`
+  let late: Promise<unknown> | undefined
+  const failing = open().begin(async (sql) => {
+    await sql`insert into things values ('lost')`
+    setImmediate(() => {
+      late = assert.rejects(sql`insert into things values ('late')`, /over/)
+    })
+    throw new Error('enough')
+  })
+  await assert.rejects(failing, /enough/)
+  await waitFor(() => late !== undefined)
+  await late
+  assert.deepEqual(await sql`select from things`, [])
+})
+
+test('a transaction that the database ends takes its connection along', async (t) => {
+  const pool = (await start(t)).open()
+  const timedOut = pool.begin(async (sql) => {
+    await sql`set local idle_in_transaction_session_timeout = 50`
+    await new Promise((resolve) => setTimeout(resolve, 200))
+    await sql`select 1`
+  })
+  await assert.rejects(timedOut)
+  const tooLong = pool.begin(async (sql) => {
+    await sql`set local transaction_timeout = 50`
+    await sql`select pg_sleep(60)`
+  })
+  await assert.rejects(tooLong)
+  assert.deepEqual(await pool`select 7 as n`, [{ n: 7 }])
+})
+
+test('a pool that ends refuses who waits, and ends what is still being opened', async (t) => {
+  const { url, sql, open } = await start(t)
+  await sql`create table things (who text)`
+  const forwards: (() => void)[] = []
+  const door = await between(t, url, (_client, forward) => forwards.push(forward))
+  const pool = open(door.url)
+  const asked = [1, 2].map(() => assert.rejects(pool`insert into things values ('after its end')`, /closed/))
+  await waitFor(() => forwards.length === 1)
+  await pool.end({ timeout: 0 })
+  await Promise.all(asked)
+  forwards[0]!()
+  await waitFor(() => door.sockets[0]!.closed)
+  assert.deepEqual(await sql`select from things`, [])
+})
+
+test('when one connection leads nowhere, those that nobody uses are not tried', async (t) => {
+  const { url, open } = await start(t, { max: 3, patienceMs: 500 })
+  const network = await between(t, url, (_client, forward) => forward())
+  const pool = open(network.url)
+  const ask = () => pool`select pg_sleep(0.1)`
+  await Promise.all([ask(), ask(), ask()])
+  network.swallow()
+  await assert.rejects(ask(), /does not answer/)
+  await ask()
+  assert.equal(network.sockets.length, 4)
+})
+
+test('a login that fails on this side leaves nothing open', async (t) => {
+  const { url, sql, open } = await start(t)
+  const door = await between(t, url, (_client, forward) => forward())
+  const bare = new URL(door.url)
+  bare.password = ''
+  await sql.text(`create role ${ROLE} login password 'secret'`)
+  cleanUp(t, () => sql.text(`drop role ${ROLE}`))
+  bare.username = ROLE
+  const pool = open(bare.href)
+  for (let nth = 0; nth < 3; nth++) await assert.rejects(pool`select 1`, /password/)
+  await waitFor(() => door.sockets.every((socket) => socket.closed || socket.readableEnded))
 })
 
 test('a transaction of which a failure was overlooked says that it was rolled back', async (t) => {
@@ -257,4 +342,37 @@ test('a channel is listened on again although that was refused at first, and no 
   await sql`select pg_notify('one', ''), pg_notify('two', '')`
   await waitFor(() => heard.includes('two'))
   assert.deepEqual(heard, ['two'])
+})
+
+test('listening begins on one connection, also while it is being opened again', async (t) => {
+  const { url, sql, open } = await start(t)
+  let refuses = false
+  const door = await between(t, url, (client, forward) => (refuses ? client.end() : forward()))
+  const pool = open(door.url)
+  const heard: string[] = []
+  let again = 0
+  await pool.listen(
+    'one',
+    () => heard.push('one'),
+    () => again++,
+  )
+  refuses = true
+  door.sockets[0]!.destroy()
+  await waitFor(() => door.sockets.length > 1)
+  const listen = () =>
+    pool.listen(
+      'two',
+      () => heard.push('two'),
+      () => {},
+    )
+  await assert.rejects(listen())
+  refuses = false
+  await waitFor(() => again === 2)
+  await listen()
+  await sql`select pg_notify('one', ''), pg_notify('two', '')`
+  await waitFor(() => heard.includes('two'))
+  assert.deepEqual(heard, ['one', 'two'])
+  const listening = await sql`
+    select from pg_stat_activity where datname = current_database() and application_name = 'test' and query like 'listen%'`
+  assert.equal(listening.length, 1)
 })

@@ -26,7 +26,9 @@ test('lists arrive as they are, whatever stands in them', async (t) => {
 
 test('a parameter that is undefined is refused, and what is put together keeps its order', async (t) => {
   const { sql } = await createDatabase(t)
-  await assert.rejects(sql`select ${undefined as unknown as null}`, TypeError)
+  const absent = undefined as unknown as null
+  await assert.rejects(sql`select ${absent}`, TypeError)
+  await assert.rejects(sql`select ${['there', absent]}::text[]`, TypeError)
   const conditions = join([fragment`n > ${1}`, fragment`n < ${5}`], ' and ')
   const rows = await sql<{ n: number }[]>`
     select n from generate_series(${0}::int, ${9}::int) as ${identifier('odd "name"')} (n) where ${conditions} and n <> ${3}`

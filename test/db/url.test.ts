@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { chown, stat, writeFile } from 'node:fs/promises'
+import { userInfo } from 'node:os'
 import { join } from 'node:path'
 import { suite, type TestContext, test } from 'node:test'
 import { readDatabaseUrl } from '../../src/db/url.ts'
@@ -13,20 +14,23 @@ import { createTenant, runProgram, startService, testEnvironment } from '../supp
 const readings: [url: string, read: object][] = [
   [
     'postgres://u:p%40%2F@db.example:6432/events',
-    { host: 'db.example', port: 6432, database: 'events', user: 'u', password: 'p@/', ssl: false },
+    { host: 'db.example', port: 6432, database: 'events', user: 'u', password: 'p@/', ssl: false, options: '' },
   ],
-  ['postgresql://u@[::1]/d', { host: '::1', port: 5432, database: 'd', user: 'u', ssl: false }],
+  ['postgresql://u@[::1]/d', { host: '::1', port: 5432, database: 'd', user: 'u', ssl: false, options: '' }],
   [
     'postgres:///d?host=/run/postgresql&user=u',
-    { host: '/run/postgresql', port: 5432, database: 'd', user: 'u', ssl: false },
+    { host: '/run/postgresql', port: 5432, database: 'd', user: 'u', ssl: false, options: '' },
   ],
-  ['postgres://u@%2Frun%2Fpostgresql/d', { host: '/run/postgresql', port: 5432, database: 'd', user: 'u', ssl: false }],
-  ['postgres://u@h/d?sslmode=disable', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: false }],
+  [
+    'postgres://u@%2Frun%2Fpostgresql/d',
+    { host: '/run/postgresql', port: 5432, database: 'd', user: 'u', ssl: false, options: '' },
+  ],
+  ['postgres://u@h/d?sslmode=disable', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: false, options: '' }],
   [
     'postgres://u@h/d?sslmode=require&channel_binding=require',
-    { host: 'h', port: 5432, database: 'd', user: 'u', ssl: { rejectUnauthorized: false } },
+    { host: 'h', port: 5432, database: 'd', user: 'u', ssl: { rejectUnauthorized: false }, options: '' },
   ],
-  ['postgres://u@h/d?sslmode=verify-full', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: {} }],
+  ['postgres://u@h/d?sslmode=verify-full', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: {}, options: '' }],
   [
     'postgres://u@h/d?options=-c%20geqo%3Doff',
     { host: 'h', port: 5432, database: 'd', user: 'u', ssl: false, options: '-c geqo=off' },
@@ -62,17 +66,19 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
     })
 
   test('what it leaves open is taken from the environment, as libpq does', () => {
-    const env = { PGHOST: 'db.example', PGPORT: '6432', PGSSLMODE: 'require' }
-    const found = { database: 'd', ssl: { rejectUnauthorized: false } }
+    const env = { PGHOST: 'db.example', PGPORT: '6432', PGUSER: 'u', PGSSLMODE: 'require', PGOPTIONS: '-c geqo=off' }
+    const found = { database: 'd', user: 'u', ssl: { rejectUnauthorized: false }, options: '-c geqo=off' }
     assert.deepEqual(readDatabaseUrl('postgres:///d', env), { ...found, host: 'db.example', port: 6432 })
     assert.deepEqual(readDatabaseUrl('postgres://h:1/d', env), { ...found, host: 'h', port: 1 })
     for (const query of ['sslmode=disable', 'ssl=false', 'ssl=0'])
       assert.deepEqual(readDatabaseUrl(`postgres://h:1/d?${query}`, env), {
         host: 'h',
         port: 1,
-        database: 'd',
+        ...found,
         ssl: false,
       })
+    assert.equal(readDatabaseUrl('postgres:///d', {}).user, userInfo().username)
+    assert.equal(readDatabaseUrl('postgres:///d?options=-c%20jit%3Don', env).options, '-c jit=on')
     assert.throws(() => readDatabaseUrl('postgres://h/d', { PGSSLMODE: 'prefer' }), /PGSSLMODE/)
   })
 
