@@ -96,7 +96,7 @@ export function createPool(
           try {
             return await answer(client, question)
           } catch (error) {
-            isLost ||= !(error instanceof DatabaseError) || ENDS.test(error.code ?? '') || isOutdated(error)
+            isLost ||= isLast(error) || isOutdated(error)
             // It was made where the answer was read: this is where it was asked.
             Error.captureStackTrace(error as Error)
             throw error
@@ -122,6 +122,9 @@ export function createPool(
     },
   }
 }
+
+/** The pool itself knows those that are closed. */
+const isLast = (error: unknown) => error instanceof DatabaseError && ENDS.test(error.code ?? '')
 
 /** Whether a connection has prepared a statement for what has another shape now: it refuses it before it does anything. */
 export const isOutdated = (error: unknown) =>
