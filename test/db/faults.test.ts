@@ -223,7 +223,8 @@ test('a pool that ends refuses who waits, and ends what is still being opened', 
   const hurried = await begin(nowhere)
   await hurried.pool.end({ timeout: 0 })
   await Promise.all(hurried.asked)
-  await waitFor(() => nowhere.sockets[0]!.readableEnded)
+  // By itself, opening it would be given up after 3 s.
+  await waitFor(() => nowhere.sockets[0]!.readableEnded, { timeoutMs: 2000 })
   // With time, it ends as soon as it is there.
   const patient = await begin(slow)
   const ending = patient.pool.end({ timeout: 60 })
