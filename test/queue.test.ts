@@ -46,7 +46,7 @@ test('settling failed attempts reads their own jobs, however many others wait in
     select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false)) from ids`
   await sql`update pgboss.job set state = 'retry', priority = waybill.retry_priority(now()) where name = 'deliveries'`
   const mine = Array.from({ length: 50 }, () => randomUUID())
-  await sql`select waybill.enqueue_new(${mine.map(() => 'acme')}::text[], ${mine}::uuid[], ${mine.map(() => 2)}::float8[], ${mine.map(() => 'false')}::text[]::boolean[])`
+  await sql`select waybill.enqueue_new(${mine.map(() => 'acme')}::text[], ${mine}::uuid[], ${mine.map(() => 2)}::float8[], ${mine.map(() => false)}::boolean[])`
   const claimed = await sql`select id from waybill.fetch_due(-1000, 1000, 100)`
   assert.equal(claimed.length, mine.length)
 
@@ -92,7 +92,7 @@ test('recording reads its own deliveries, by a plan from when there were none', 
     select settled from waybill.record(${ids.map(() => 'acme')}::text[], ${ids}::uuid[], null, ${ids.map(() => randomUUID())}::uuid[],
       ${ids.map(() => 'https://acme.example/')}::text[], ${ids.map(() => 1)}::int[], ${ids.map(() => 0)}::int[], ${ids.map(() => 'pending')}::waybill.delivery_status[],
       ${ids.map(() => 'delivered')}::waybill.delivery_status[], null, null, ${ids.map(() => new Date().toISOString())}::text[]::timestamptz[],
-      ${ids.map(() => 5)}::int[], ${ids.map(() => 200)}::smallint[], null, null, null, ${ids.map(() => 'false')}::text[]::boolean[])`
+      ${ids.map(() => 5)}::int[], ${ids.map(() => 200)}::smallint[], null, null, null, ${ids.map(() => false)}::boolean[])`
   await session`vacuum analyze waybill.deliveries`
   await record([])
 
@@ -116,7 +116,7 @@ test('recording reads its own deliveries, by a plan from when there were none', 
 /** A job of each place, due now; answers with their ids. */
 async function queueAt(sql: Pool, tags: number[]): Promise<string[]> {
   const ids = tags.map(() => randomUUID())
-  await sql`select waybill.enqueue_new(${tags.map(() => 'acme')}::text[], ${ids}::uuid[], ${tags}::float8[], ${tags.map(() => 'false')}::text[]::boolean[])`
+  await sql`select waybill.enqueue_new(${tags.map(() => 'acme')}::text[], ${ids}::uuid[], ${tags}::float8[], ${tags.map(() => false)}::boolean[])`
   return ids
 }
 
