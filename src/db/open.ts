@@ -59,9 +59,8 @@ export function openDb(
     types: { getTypeParser: (oid: number) => READ.get(oid) ?? types.getTypeParser(oid) },
   }
   config.options = settings(config.options, {
-    // What the driver can read, whatever server, database or role are set to.
+    // Which the driver can read, whatever server, database or role are set to.
     DateStyle: 'ISO',
-    bytea_output: 'hex',
     plan_cache_mode: 'force_custom_plan',
     // Up to Postgres 17, plans made with `enable_seqscan` off count as so expensive that they would be compiled at each use.
     jit: 'off',

@@ -58,6 +58,18 @@ test('plans are neither compiled nor kept by every statement, whatever the datab
   assert.deepEqual({ ...settings }, { jit: 'off', plans: 'force_custom_plan' })
 })
 
+test('what claims commit need not be on disk when they are answered, and what others commit must', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  await sql.text(`alter database "${new URL(url).pathname.slice(1)}" set synchronous_commit = on`)
+  const commits = async (claims: boolean) => {
+    const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1, claims })
+    const [row] = await pool`show synchronous_commit`
+    await pool.end()
+    return row?.synchronous_commit
+  }
+  assert.deepEqual([await commits(true), await commits(false)], ['off', 'on'])
+})
+
 test('of the connections that are free the one that was used last is next', async (t) => {
   const { url } = await createDatabase(t)
   const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 4 })
