@@ -9,7 +9,7 @@ export type Loop = {
 
 /**
  * Runs `run` again and again: at once while it answers true, else after `idleMs` or when woken, but never sooner than
- * `pauseMs` after the last run. A run that fails is logged, and the next one comes after the idle time.
+ * `pauseMs` after the last run. A run that fails is logged, and the next one comes after the idle time, however often it is woken.
  */
 export function startLoop(options: {
   name: string
@@ -20,6 +20,7 @@ export function startLoop(options: {
 }): Loop {
   let stopped = false
   let woken = false
+  let failed = false
   let alarm: (() => void) | undefined
 
   const sleep = (ms: number) =>
@@ -34,15 +35,16 @@ export function startLoop(options: {
   async function loop(): Promise<void> {
     while (!stopped) {
       woken = false
+      failed = false
       let more = false
       try {
         more = await options.run()
       } catch (error) {
         options.log.error({ err: error }, `${options.name}.failed`)
-        woken = false
+        failed = true
       }
       if (options.pauseMs) await new Promise((resolve) => setTimeout(resolve, options.pauseMs))
-      if (!more && !woken && !stopped) await sleep(options.idleMs)
+      if ((failed || (!more && !woken)) && !stopped) await sleep(options.idleMs)
     }
   }
 
@@ -50,7 +52,7 @@ export function startLoop(options: {
   return {
     wake() {
       woken = true
-      alarm?.()
+      if (!failed) alarm?.()
     },
     stop() {
       stopped = true

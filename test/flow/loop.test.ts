@@ -1,0 +1,37 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { setImmediate as turn } from 'node:timers/promises'
+import { startLoop } from '../../src/flow/loop.ts'
+import { createLog } from '../../src/log.ts'
+
+test('a run that failed is tried again after the idle time, however often it is woken, and stops at once', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  let runs = 0
+  const loop = startLoop({
+    name: 'test',
+    idleMs: 500,
+    log: createLog('silent'),
+    async run() {
+      runs++
+      await turn()
+      if (runs <= 2) throw new Error('no connection')
+      return false
+    },
+  })
+  /** Wakes it for some turns, and says how often it had run after them. */
+  const woken = async () => {
+    for (let n = 0; n < 10; n++) {
+      loop.wake()
+      await turn()
+    }
+    return runs
+  }
+  assert.equal(await woken(), 1)
+  t.mock.timers.tick(499)
+  assert.equal(await woken(), 1)
+  t.mock.timers.tick(1)
+  assert.equal(await woken(), 2)
+  t.mock.timers.tick(500)
+  assert.ok((await woken()) > 3, 'one that does not fail is run each time')
+  await loop.stop()
+})
