@@ -1,5 +1,6 @@
 import { PgBoss, systemClock } from 'pg-boss'
 import type { Db } from './db/open.ts'
+import { startOptions } from './db/settings.ts'
 import { readDatabaseUrl } from './db/url.ts'
 import type { Log } from './log.ts'
 
@@ -46,10 +47,10 @@ const NEVER_HANGING = {
  */
 const STEADY_CLOCK = { ...systemClock, now: () => performance.timeOrigin + performance.now() }
 
-/** Where pg-boss connects to, isolating its transactions as ours are, whatever server, database or role are set to. */
+/** Where pg-boss connects to, with the settings that its statements need, whatever server, database or role are set to. */
 export function bossAddress(url: string) {
   const address = readDatabaseUrl(url)
-  return { ...address, options: `${address.options} -c default_transaction_isolation=read\\ committed` }
+  return { ...address, options: startOptions(address.options) }
 }
 
 /**

@@ -309,12 +309,16 @@ suite('starting', { concurrency: 3 }, () => {
     assert.ok(queue?.expire_seconds > 400, 'no attempt outlives its claim')
   })
 
-  test('what a database or role is set to show bytes and times as, and to isolate transactions by, changes nothing', async (t) => {
+  test('what a database or role is set to changes neither what statements mean nor how long they may wait', async (t) => {
     const { url: databaseUrl, sql } = await createDatabase(t)
     const name = new URL(databaseUrl).pathname.slice(1)
     await sql.text(`alter database ${name} set bytea_output = 'escape'`)
     await sql.text(`alter database ${name} set datestyle = 'SQL, DMY'`)
     await sql.text(`alter database ${name} set default_transaction_isolation = 'serializable'`)
+    await sql.text(`alter database ${name} set standard_conforming_strings = off`)
+    await sql.text(`alter database ${name} set array_nulls = off`)
+    await sql.text(`alter database ${name} set lock_timeout = '1ms'`)
+    await sql.text(`alter database ${name} set idle_session_timeout = '100ms'`)
     const receiver = await startReceiver(t)
     const service = await startService(t, { databaseUrl })
     const tenant = await createTenant(service)
@@ -326,7 +330,10 @@ suite('starting', { concurrency: 3 }, () => {
     await settled(sql)
     const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
     cleanUp(t, () => pool.end())
-    assert.deepEqual([...(await pool`show transaction_isolation`)], [{ transaction_isolation: 'read committed' }])
+    const [settings] = await pool`
+      select current_setting('transaction_isolation') as isolation, current_setting('array_nulls') as nulls,
+        current_setting('lock_timeout') as waits, current_setting('idle_session_timeout') as idles`
+    assert.deepEqual({ ...settings }, { isolation: 'read committed', nulls: 'on', waits: '0', idles: '0' })
   })
 
   test('without DATABASE_URL the service keeps a Postgres of its own, which survives kill -9 and a restart', async (t) => {

@@ -3,6 +3,7 @@ import type { Log } from '../log.ts'
 import { type Ask, createPool, isOutdated, type Question } from './connections.ts'
 import { isRetryable } from './errors.ts'
 import { createListening } from './listening.ts'
+import { startOptions } from './settings.ts'
 import { Fragment, nameOf, toStatement, type Value } from './statement.ts'
 import { readDatabaseUrl } from './url.ts'
 
@@ -58,15 +59,13 @@ export function openDb(
     keepAliveInitialDelayMillis: 5000,
     types: { getTypeParser: (oid: number) => READ.get(oid) ?? types.getTypeParser(oid) },
   }
-  config.options = settings(config.options, {
+  config.options = startOptions(config.options, {
     // Which the driver can read, whatever server, database or role are set to.
     DateStyle: 'ISO',
     plan_cache_mode: 'force_custom_plan',
     // Up to Postgres 17, plans made with `enable_seqscan` off count as so expensive that they would be compiled at each use.
     jit: 'off',
     statement_timeout: patienceMs,
-    // Whose batches meet wait for each other, instead of failing.
-    default_transaction_isolation: 'read committed',
     idle_in_transaction_session_timeout: patienceMs && 10_000,
     tcp_keepalives_idle: 5,
     tcp_keepalives_interval: 2,
@@ -149,12 +148,6 @@ const READ = new Map<number, (text: string) => unknown>([
   [types.builtins.TIMESTAMPTZ, (text) => new Date(text)],
   [UUID_LIST, (text) => (text === '{}' ? [] : text.slice(1, -1).split(','))],
 ])
-
-/** What a server process is told at its start: `options` as in a URL, and settings, which prevail. */
-const settings = (options: string, own: Record<string, string | number>) =>
-  [options, ...Object.entries(own).map(([name, value]) => `-c ${name}=${String(value).replace(/[ \\]/g, '\\$&')}`)]
-    .filter(Boolean)
-    .join(' ')
 
 const MAX_TRIES = 3
 
