@@ -50,10 +50,11 @@ const webAddress = (protocols: string[]) =>
   z
     .string()
     .trim()
-    .refine((value) => URL.canParse(value) && protocols.includes(new URL(value).protocol), {
+    .refine((value) => protocols.some((protocol) => value.toLowerCase().startsWith(protocol)), {
       error: `must be an address that starts with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`,
       abort: true,
     })
+    .refine((value) => URL.canParse(value), { error: 'cannot be read: it must name exactly one host', abort: true })
     .refine(isEncoded, { error: 'must have its special characters encoded: % is %25', abort: true })
 
 /** As pg-boss reads it, which runs the schedule. */

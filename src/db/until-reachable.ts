@@ -21,9 +21,13 @@ export async function untilReachable(url: string, log: Log): Promise<void> {
       await pool`select 1`
       return
     } catch (error) {
-      // The driver's own word where a password is asked for that there is none of.
+      // The driver's own words, as where a password is asked for that there is none of.
       const isOfLogin = error instanceof Error && error.message.startsWith('SASL')
       const refused = isOfLogin || (error instanceof DatabaseError && !PASSING.includes(error.code ?? ''))
+      if (isOfLogin && error.message.includes('password must be'))
+        throw new Error('the database asks for a password, and neither DATABASE_URL nor PGPASSWORD has one', {
+          cause: error,
+        })
       if (refused || performance.now() > until) throw error
       if (tries % 10 === 1) log.warn({ err: error }, 'database.waiting')
     } finally {

@@ -26,8 +26,10 @@ export function readDatabaseUrl(text: string, env: Record<string, string | undef
   const { host, port, database, user, password, ssl, options } = parse(url.href, { useLibpqCompat: true })
   if (typeof ssl === 'string') throw new Error('ssl must be true or false: for more, use sslmode')
   if (typeof ssl === 'object') requireReadable(ssl)
+  const where = host || env.PGHOST || 'localhost'
+  if (where.includes(',')) throw new Error('it (or PGHOST) must name one host, not several')
   return {
-    host: host || env.PGHOST || 'localhost',
+    host: where,
     port: Number(port || env.PGPORT || 5432),
     ...(database && { database }),
     user: user || env.PGUSER || systemUser(),
