@@ -1,6 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { isDuplicate } from '../db/errors.ts'
-import type { Pool } from '../db/open.ts'
+import { type Pool, transact } from '../db/open.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { hashApiKey, makeApiKey } from '../secrets.ts'
@@ -113,22 +113,21 @@ type TenantRow = {
 export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: Auth }): void {
   mount.admin(putTenant, async (c, { body }) => {
     const limits = body.limits ? JSON.stringify(body.limits) : null
-    const put = () => pool<TenantRow[]>`
-      with put as (
-        insert into waybill.tenants as t (tenant_id, tenant_slug, limits)
-        values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}::jsonb, '{}'))
-        on conflict (tenant_id) do update set
-          tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}::jsonb, t.limits), updated_at = now()
-        returning *, xmax = 0 as created
-      )
-      select put.*, pg_notify('waybill_tenants', '') from put`
-    const isTaken = (error: unknown) => isDuplicate(error, 'tenants_tenant_slug_key')
-    // Perhaps taken by this very tenant, which a concurrent request has just created.
-    const [tenant] = await put()
-      .catch((error: unknown) => (isTaken(error) ? put() : Promise.reject(error)))
-      .catch((error: unknown) => {
-        throw isTaken(error) ? new AppError('slug_taken') : error
-      })
+    const [tenant] = await transact(pool, async (sql) => {
+      // One at a time: two that exchange their slugs would wait for each other.
+      await sql`select pg_advisory_xact_lock(hashtext('waybill.tenants'))`
+      return await sql<TenantRow[]>`
+        with put as (
+          insert into waybill.tenants as t (tenant_id, tenant_slug, limits)
+          values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}::jsonb, '{}'))
+          on conflict (tenant_id) do update set
+            tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}::jsonb, t.limits), updated_at = now()
+          returning *, xmax = 0 as created
+        )
+        select put.*, pg_notify('waybill_tenants', '') from put`
+    }).catch((error: unknown) => {
+      throw isDuplicate(error, 'tenants_tenant_slug_key') ? new AppError('slug_taken') : error
+    })
     // Other processes are notified; this one forgets at once.
     auth.forget()
     const { tenant_id, tenant_slug, limits: now, created, created_at, updated_at } = tenant as TenantRow

@@ -314,6 +314,19 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     }
   })
 
+  test('of tenants that take each other’s slugs at once each is told that it has it, or that it is taken', async () => {
+    const { admin } = await rates.newTenant()
+    const put = (id: string, slug: string) =>
+      admin('POST', '/v1/admin/tenants', { body: { tenant_id: `swap-${id}`, tenant_slug: `swap-${slug}` } })
+    for (let round = 0; round < 10; round++) {
+      await Promise.all([put('a', `a${round}`), put('b', `b${round}`)])
+      const replies = await Promise.all(
+        Array.from({ length: 6 }, () => [put('a', `b${round}`), put('b', `a${round}`)]).flat(),
+      )
+      for (const { status, text } of replies) assert.ok(status === 200 || status === 409, text)
+    }
+  })
+
   test('a tenant’s new limits hold for the request that comes after the answer', async () => {
     const { tenant, admin } = await quotas.newTenant()
     for (let limit = 2; limit < 22; limit++) {
