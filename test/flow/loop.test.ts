@@ -18,6 +18,7 @@ test('a run that failed is tried again after the idle time, however often it is 
       return false
     },
   })
+  t.after(loop.stop)
   /** Wakes it for some turns, and says how often it had run after them. */
   const woken = async () => {
     for (let n = 0; n < 10; n++) {
