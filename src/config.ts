@@ -54,7 +54,10 @@ const webAddress = (protocols: string[]) =>
       error: `must be an address that starts with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`,
       abort: true,
     })
-    .refine((value) => URL.canParse(value), { error: 'cannot be read: it must name exactly one host', abort: true })
+    .refine((value) => URL.canParse(value), {
+      error: 'cannot be read: it must name exactly one host, and special characters before it must be encoded: / is %2F',
+      abort: true,
+    })
     .refine(isEncoded, { error: 'must have its special characters encoded: % is %25', abort: true })
 
 /** As pg-boss reads it, which runs the schedule. */

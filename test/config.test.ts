@@ -79,6 +79,7 @@ const BAD: [name: string, value: string][] = [
   ['DATABASE_URL', 'postgres://user@one:5432,two:5432/waybill'],
   ['DATABASE_URL', 'postgres://user@/waybill?host=one,two'],
   ['DATABASE_URL', 'postgres:///waybill?host=one,two'],
+  ['DATABASE_URL', 'postgres://user:a/b@localhost/waybill'],
   ['DATABASE_URL', 'postgres://user:50%@localhost/waybill'],
   ['EGRESS_PROXY_URL', 'http://user:50%@proxy:3128'],
   ['ADMIN_API_KEY', 'k'.repeat(15)],
