@@ -55,7 +55,8 @@ const webAddress = (protocols: string[]) =>
       abort: true,
     })
     .refine((value) => URL.canParse(value), {
-      error: 'cannot be read: it must name exactly one host, and special characters before it must be encoded: / is %2F',
+      error:
+        'cannot be read: it must name exactly one host, and special characters before it must be encoded: / is %2F',
       abort: true,
     })
     .refine(isEncoded, { error: 'must have its special characters encoded: % is %25', abort: true })
