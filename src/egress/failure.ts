@@ -89,6 +89,12 @@ const CONNECTION_CODES: Record<string, AttemptError> = {
   HPE_HEADER_OVERFLOW: 'response_too_large',
 }
 
+/** undici takes no unasked 100 or 101, gives them the code of a broken socket, and tells them apart by message. */
+const INTERIM_MESSAGES: Record<string, string> = {
+  'bad response': 'the receiver sent 100 Continue, which was not asked for',
+  'bad upgrade': 'the receiver switched to another protocol, which was not asked for',
+}
+
 /** What Node and OpenSSL call the commonest faults of a certificate, in words. */
 const CERTIFICATE_MESSAGES: Record<string, string> = {
   CERT_HAS_EXPIRED: 'the TLS certificate has expired',
@@ -109,8 +115,8 @@ export function classify(error: unknown): Failure {
   if (error instanceof ConnectError) return error.failure
   const { code = '', message = '' } = error as { code?: string; message?: string }
   if (code.startsWith('ERR_SSL_') || code === 'EPROTO') return failure('tls_error')
-  // undici gives an unasked 100 or 101 the code of a broken socket.
-  if (code === 'UND_ERR_SOCKET' && message.startsWith('bad ')) return failure('protocol_error')
+  const interim = code === 'UND_ERR_SOCKET' && INTERIM_MESSAGES[message]
+  if (interim) return { error: 'protocol_error', errorMessage: interim }
   return failure(CONNECTION_CODES[code] ?? 'protocol_error')
 }
 

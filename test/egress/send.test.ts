@@ -357,6 +357,11 @@ test('answers that break the protocol are failed attempts', async (t) => {
     const outcome = await post(receiver.url)
     assert.equal(outcome.error, 'protocol_error', `${what}: ${outcome.error}`)
     assertFailed(outcome, 'protocol_error')
+    const said: Record<string, RegExp> = {
+      'a switch of protocols': /another protocol/,
+      'an unasked 100': /100 Continue/,
+    }
+    assert.match(outcome.errorMessage ?? '', said[what] ?? /not valid HTTP/, what)
   }
 })
 
