@@ -125,7 +125,7 @@ async function main(): Promise<void> {
   if (parts.includes('publish')) {
     report.publish = []
     waiting += await warmUp(bench)
-    for (const connections of process.env.CONNS ? JSON.parse(process.env.CONNS) : [1, 64, 256]) {
+    for (const connections of [1, 64, 256]) {
       say(`publish, ${connections} connections`)
       const kind = connections === 1 ? 'oneCommit' : 'commits'
       const run = await beside([kind], () => measurePublish(bench, connections))
