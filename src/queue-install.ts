@@ -100,18 +100,26 @@ async function indexClaims(boss: PgBoss, table: string): Promise<void> {
 }
 
 /**
- * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table. Its rows are
- * the same as those that `waybill.enqueue` makes, at a third of the cost.
+ * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table; those with a
+ * bundle share its job (sql/functions/bundles.sql). Its rows are the same as those that `waybill.enqueue` makes, at a third of the cost.
  */
 const enqueueNew = (table: string) => `
-  create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[]) returns void language sql as $enqueue$
+  create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[], bundles uuid[]) returns void language sql as $enqueue$
     insert into ${table} (id, name, data, priority, start_after, created_on, keep_until, expire_seconds, deletion_seconds,
       retry_limit, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
-    select id, q.name, jsonb_build_object('tenant_id', tenant_id, 'tag', tag), -floor(tag)::int, pgboss.job_now(), pgboss.job_now(),
+    select j.id, q.name, j.data, -floor(tag)::int, pgboss.job_now(), pgboss.job_now(),
       pgboss.job_now() + q.retention_seconds * interval '1s', q.expire_seconds, q.deletion_seconds,
       q.retry_limit, q.retry_delay, q.retry_backoff, q.retry_delay_max, q.policy, q.dead_letter, q.heartbeat_seconds
-    from unnest(tenants, ids, tags, held) as d (tenant_id, id, tag, held) join pgboss.queue q on q.name = '${DELIVERIES}'
-    where not held
+    from (
+      select id, jsonb_build_object('tenant_id', tenant_id, 'tag', tag) as data, tag, i
+      from unnest(tenants, ids, tags, held, bundles) with ordinality as d (tenant_id, id, tag, held, bundle, i)
+      where not held and bundle is null
+      union all
+      select bundle, jsonb_build_object('tenant_id', min(tenant_id), 'tag', max(tag), 'ids', jsonb_agg(id)), max(tag), min(i)
+      from unnest(tenants, ids, tags, bundles) with ordinality as d (tenant_id, id, tag, bundle, i)
+      where bundle is not null group by bundle
+      order by i
+    ) j join pgboss.queue q on q.name = '${DELIVERIES}'
   $enqueue$`
 
 /**

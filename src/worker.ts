@@ -2,7 +2,7 @@ import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db/open.ts'
 import type { Sender } from './egress/send.ts'
 import { startAnnouncing } from './flow/announce.ts'
-import { type Claim, createClaim } from './flow/claim.ts'
+import { type Claim, createClaim, touch } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
@@ -169,7 +169,7 @@ export async function startWorker(deps: {
       if (full.length > 0) await aside(() => inHand.hold(full, { counted: true }))
       if (unsendable.length > 0) await aside(() => inHand.hold(unsendable, { counted: false }))
       if (jobs.length > 0) await aside(() => boss.deleteJob(DELIVERIES, jobs, { db: bossDb(pool) }))
-      return claimed.send.length + claimed.hold.length + claimed.obsolete.length
+      return claimed.more
     },
   })
   const releaser = startReleaser({ pool, lanes, leaseSeconds: deps.attemptTimeoutSeconds + 10, log })
@@ -193,11 +193,7 @@ export async function startWorker(deps: {
   })
   const takingBack = startTakingBack({ pool: claims, boss, wake: () => deliveries.wake(true), log })
   const touching = setInterval(() => {
-    const jobs = inHand.all().map(({ job }) => job)
-    if (jobs.length === 0) return
-    claims`select waybill.touch(${jobs.map(({ id }) => id)}::uuid[], ${jobs.map(({ retryCount }) => retryCount)}::int[])`.catch(
-      (error: unknown) => log.warn({ err: error }, 'touch.failed'),
-    )
+    touch(claims, inHand.all()).catch((error: unknown) => log.warn({ err: error }, 'touch.failed'))
   }, TOUCH_MS)
   async function finish(): Promise<void> {
     await Promise.all([deliveries, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))

@@ -29,8 +29,10 @@ const publish = (tenant: Tenant, key: string | null, payload: string, type = 'or
 
 const eventsOf = async (tenant: Tenant) => {
   const rows = await database.sql`select event_id from waybill.events where tenant_id = ${tenant.tenantId}`
-  const jobs =
-    await database.sql`select id from pgboss.job where name = 'deliveries' and data ->> 'tenant_id' = ${tenant.tenantId}`
+  const jobs = await database.sql`
+    select coalesce(members.id, job.id::text) as id
+    from pgboss.job left join lateral jsonb_array_elements_text(data -> 'ids') as members (id) on true
+    where name = 'deliveries' and data ->> 'tenant_id' = ${tenant.tenantId}`
   const deliveries = await database.sql`select delivery_id from waybill.deliveries where tenant_id = ${tenant.tenantId}`
   return { events: rows.length, deliveries: deliveries.length, jobs: jobs.length }
 }

@@ -9,7 +9,7 @@ test('a job that publishing makes is the same row as one that pg-boss makes', as
   const { sql } = await createDatabase(t)
   const [ours, theirs] = [randomUUID(), randomUUID()]
   const jobs = await sql.begin(async (tx) => {
-    await tx`select waybill.enqueue_new(array['acme'], array[${ours}]::uuid[], array[2.5]::float8[], array[false])`
+    await tx`select waybill.enqueue_new(array['acme'], array[${ours}]::uuid[], array[2.5]::float8[], array[false], null)`
     const job = { id: theirs, priority: -2, data: { tenant_id: 'acme', tag: 2.5 } }
     // The very statement of pg-boss's insert(), captured when the queue was installed.
     await tx`select waybill.enqueue(${JSON.stringify([job])})`
@@ -23,7 +23,7 @@ test('a job that publishing makes is the same row as one that pg-boss makes', as
 test('held deliveries get no job', async (t) => {
   const { sql } = await createDatabase(t)
   const ids = [randomUUID(), randomUUID()]
-  await sql`select waybill.enqueue_new(array['acme', 'acme'], ${ids}::uuid[], array[1, 2]::float8[], array[true, false])`
+  await sql`select waybill.enqueue_new(array['acme', 'acme'], ${ids}::uuid[], array[1, 2]::float8[], array[true, false], null)`
   assert.deepEqual(
     (await sql`select id from pgboss.job where name = 'deliveries'`).map((row) => row.id),
     [ids[1]],
@@ -43,10 +43,10 @@ test('settling failed attempts reads their own jobs, however many others wait in
   const others = 3000
   await sql`
     with ids as (select gen_random_uuid() as id from generate_series(1, ${others}))
-    select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false)) from ids`
+    select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false), null) from ids`
   await sql`update pgboss.job set state = 'retry', priority = waybill.retry_priority(now()) where name = 'deliveries'`
   const mine = Array.from({ length: 50 }, () => randomUUID())
-  await sql`select waybill.enqueue_new(${mine.map(() => 'acme')}::text[], ${mine}::uuid[], ${mine.map(() => 2)}::float8[], ${mine.map(() => false)}::boolean[])`
+  await sql`select waybill.enqueue_new(${mine.map(() => 'acme')}::text[], ${mine}::uuid[], ${mine.map(() => 2)}::float8[], ${mine.map(() => false)}::boolean[], null)`
   const claimed = await sql`select id from waybill.fetch_due(-1000, 1000, 100)`
   assert.equal(claimed.length, mine.length)
 
@@ -116,12 +116,12 @@ test('recording reads its own deliveries, by a plan from when there were none', 
 /** A job of each place, due now; answers with their ids. */
 async function queueAt(sql: Pool, tags: number[]): Promise<string[]> {
   const ids = tags.map(() => randomUUID())
-  await sql`select waybill.enqueue_new(${tags.map(() => 'acme')}::text[], ${ids}::uuid[], ${tags}::float8[], ${tags.map(() => false)}::boolean[])`
+  await sql`select waybill.enqueue_new(${tags.map(() => 'acme')}::text[], ${ids}::uuid[], ${tags}::float8[], ${tags.map(() => false)}::boolean[], null)`
   return ids
 }
 
 const claim = async (sql: Pool, { retries = false, thorough = false } = {}) =>
-  (await sql`select delivery_id as id from waybill.claim(${retries}, ${thorough}, 100, 1000)`)
+  (await sql`select delivery_id as id from waybill.claim_due(${retries}, ${thorough}, 100, 1000)`)
     .map(({ id }) => id)
     .sort()
 
@@ -229,7 +229,7 @@ test('claiming does not step over what has gone through the queue, while an old 
 test('saying that claims are alive waits for none that is being settled', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   const ids = [randomUUID(), randomUUID(), randomUUID()].sort()
-  await sql`select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false)) from unnest(${ids}::uuid[]) as u (id)`
+  await sql`select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false), null) from unnest(${ids}::uuid[]) as u (id)`
   await sql`update pgboss.job set state = 'active', heartbeat_on = now() - interval '1 minute' where name = 'deliveries'`
   const settling = newSession()
   await settling`begin`
@@ -301,13 +301,13 @@ test('a probe that has been tried before goes before all retries that are due', 
   // Retries that have been due for an hour, and for half of one.
   await sql`
     with ids as (select gen_random_uuid() as id from generate_series(1, 300))
-    select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false)) from ids`
+    select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false), null) from ids`
   await sql`
     update pgboss.job j set state = 'retry', priority = waybill.retry_priority(due), start_after = due
     from (select id, now() - case when row_number() over () <= 100 then interval '1 hour' else interval '30 minutes' end as due
           from pgboss.job where name = 'deliveries') d where j.name = 'deliveries' and j.id = d.id`
   // Claiming has got to the second.
-  await sql`select * from waybill.claim(true, true, 100, 1000000)`
+  await sql`select * from waybill.claim_due(true, true, 100, 1000000)`
   await sql`select * from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds')`
   const claimed = await sql`select id from waybill.fetch_due(-2147483648, -1400000000, 1)`
   assert.deepEqual(

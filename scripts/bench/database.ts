@@ -92,7 +92,9 @@ export async function startDatabase(): Promise<BenchDatabase> {
       return row
     },
     async queued() {
-      const [row] = await waybill<[{ n: number }]>`select count(*)::int as n from pgboss.job where name = 'deliveries'`
+      const [row] = await waybill<
+        [{ n: number }]
+      >`select coalesce(sum(coalesce(jsonb_array_length(data -> 'ids'), 1)), 0)::int as n from pgboss.job where name = 'deliveries'`
       return row.n
     },
     async checkpoint() {

@@ -1,15 +1,17 @@
--- Claims at most `most` due jobs, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts
+-- Claims at most `most` due deliveries, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts
 -- where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's month here, before it is
 -- sent, so that the quota holds however many workers claim at once; what goes beyond it (within_quota) is not an attempt and
 -- is taken out again when it is recorded. `sendable` is not true where the endpoint takes nothing now; status is null where the
--- delivery is gone.
+-- delivery is gone. `bundle` is the job that a delivery shares, null if it has its own. `leads` marks the first one of each endpoint,
+-- and `more` tells whether others are due.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
 -- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
-create or replace function waybill.claim(retries boolean, thorough boolean, most int, monthly_attempts bigint)
-returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, status waybill.delivery_status, attempt_count int,
-               earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, url text, signing_secret bytea,
-               previous_secret bytea, at_once int, sendable boolean, within_quota boolean, now timestamptz)
+create or replace function waybill.claim_due(retries boolean, thorough boolean, most int, monthly_attempts bigint)
+returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, bundle uuid, status waybill.delivery_status, attempt_count int,
+               earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, leads boolean, url text,
+               signing_secret bytea, previous_secret bytea, at_once int, sendable boolean, within_quota boolean, now timestamptz,
+               more boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -23,9 +25,14 @@ declare
   last_id uuid;
   tries int[];
   slots float8[];
+  bundles uuid[];
+  priorities int[];
   newest float8;
   lowest int;
   top int;
+  bottom int;
+  fit record;
+  surplus uuid[];
 begin
   select case
       when thorough then case when retries then first_retry else 2147483647 end
@@ -34,27 +41,36 @@ begin
       else -floor(least(old_tag, tag))::int
     end
   into top from waybill.claim_marks, waybill.queue_clock;
-  select array_agg(data ->> 'tenant_id' order by id), array_agg(id order by id), array_agg(retry_count order by id),
-    array_agg((data ->> 'slot')::float8 order by id), max((data ->> 'tag')::float8), min(priority)
-  into tenants, ids, tries, slots, newest, lowest
-  from waybill.fetch_due(case when retries then waybill.retry_priority(now()) else first_retry + 1 end, top, most);
+  bottom := case when retries then waybill.retry_priority(now()) else first_retry + 1 end;
+  select * into fit from waybill.fit_jobs(bottom, top, most);
+  if fit.jobs = 0 then return; end if;
+  select array_agg(tenant_id), array_agg(id), array_agg(retry_count), array_agg(slot), array_agg(bundle), array_agg(priority), max(tag),
+    min(priority)
+  into tenants, ids, tries, slots, bundles, priorities, newest, lowest
+  from (
+    select j.data ->> 'tenant_id' as tenant_id, coalesce(m.id::uuid, j.id) as id, j.retry_count, (j.data ->> 'slot')::float8 as slot,
+      case when m.id is not null then j.id end as bundle, j.priority, (j.data ->> 'tag')::float8 as tag
+    from waybill.fetch_due(bottom, top, fit.jobs) j left join lateral jsonb_array_elements_text(j.data -> 'ids') as m (id) on true
+    order by 2
+  ) claimed;
   if ids is null then return; end if;
+  if cardinality(ids) > most then
+    -- The bundle that begins within the bound ends beyond it, or others have claimed what was to be claimed here.
+    surplus := array(select id from unnest(ids, bundles, priorities) as u (id, bundle, priority) where bundle is not null
+      order by priority, id desc limit cardinality(ids) - most);
+    perform waybill.unbundle(array_agg(tenant_id), array_agg(bundle), array_agg(id), false)
+    from unnest(tenants, bundles, ids) as u (tenant_id, bundle, id) where id = any(surplus);
+    select array_agg(tenant_id), array_agg(id), array_agg(retry_count), array_agg(slot), array_agg(bundle)
+    into tenants, ids, tries, slots, bundles
+    from unnest(tenants, ids, tries, slots, bundles) as u (tenant_id, id, retry_count, slot, bundle) where id <> all(surplus);
+  end if;
   first_id := waybill.first_delivery_id(ids[1]);
   last_id := waybill.last_delivery_id(ids[cardinality(ids)]);
 
   return query
   with found as materialized (
-    select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, e.payload, d.endpoint_id, p.url,
-      p.signing_secret,
-      case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
-      case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once,
-      d.status in ('pending', 'retrying') and p.is_active
-        and (s.breaker is distinct from 'open' or s.probing = d.delivery_id)
-        -- A slot is good for one attempt, and a worker that comes late to it must not crowd those of the next ones.
-        and (p.max_per_second is null or coalesce(j.slot > extract(epoch from now()) * 1000 - 250, false))
-        -- An endpoint that is ordered since a moment ago has more than one in the queue.
-        and (not p.ordered or waybill.is_oldest(d.tenant_id, d.endpoint_id, d.delivery_id)) as sendable
-    from unnest(tenants, ids, tries, slots) as j (tenant_id, delivery_id, retry_count, slot)
+    select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, e.payload, d.endpoint_id
+    from unnest(tenants, ids, tries, slots, bundles) as j (tenant_id, delivery_id, retry_count, slot, bundle)
     left join lateral (
       select * from waybill.deliveries d where d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
         and d.delivery_id between first_id and last_id offset 0
@@ -63,16 +79,34 @@ begin
       select payload from waybill.events e where e.tenant_id = d.tenant_id and e.event_id = d.event_id
         and e.event_id between first_id and last_id offset 0
     ) e on true
+    -- One that has left its bundle otherwise, as an earlier version's sweep may have it, has a job of its own.
+    where j.bundle is null or d.bundle = j.bundle and not d.held
+  ), targets as materialized (
+    -- Each endpoint is looked up once.
+    select t.*, p.is_active, p.url, p.signing_secret, p.ordered, p.max_per_second, s.breaker, s.probing,
+      case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
+      case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once
+    from (select distinct on (tenant_id, endpoint_id) tenant_id, endpoint_id, delivery_id as first_delivery from found
+          where endpoint_id is not null order by tenant_id, endpoint_id, delivery_id) t
     left join lateral (
-      select * from waybill.endpoints p where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id offset 0
+      select * from waybill.endpoints p where p.tenant_id = t.tenant_id and p.endpoint_id = t.endpoint_id offset 0
     ) p on true
     left join lateral (
-      select * from waybill.endpoint_stats s where s.tenant_id = d.tenant_id and s.endpoint_id = d.endpoint_id offset 0
+      select * from waybill.endpoint_stats s where s.tenant_id = t.tenant_id and s.endpoint_id = t.endpoint_id offset 0
     ) s on true
+  ), judged as materialized (
+    select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once,
+      f.status in ('pending', 'retrying') and t.is_active
+        and (t.breaker is distinct from 'open' or t.probing = f.delivery_id)
+        -- A slot is good for one attempt, and a worker that comes late to it must not crowd those of the next ones.
+        and (t.max_per_second is null or coalesce(f.slot > extract(epoch from now()) * 1000 - 250, false))
+        -- An endpoint that is ordered since a moment ago has more than one in the queue.
+        and (not t.ordered or waybill.is_oldest(f.tenant_id, f.endpoint_id, f.delivery_id)) as sendable
+    from found f left join targets t using (tenant_id, endpoint_id)
   ), counted as (
     insert into waybill.usage as u (tenant_id, month, metric, count)
     select tenant_id, date_trunc('month', now() at time zone 'utc')::date, 'attempts', count(*)
-    from found where sendable group by tenant_id order by tenant_id
+    from judged where sendable group by tenant_id order by tenant_id
     on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
     returning tenant_id, count
   ), metered as (
@@ -80,12 +114,14 @@ begin
     select tenant_id, c.count - coalesce((t.limits ->> 'monthly_attempts')::bigint, monthly_attempts) as beyond
     from counted c join waybill.tenants t using (tenant_id)
   )
-  select f.*,
+  select j.tenant_id, j.delivery_id, j.retry_count, j.slot, j.bundle, j.status, j.attempt_count, j.earlier_attempts, j.event_id,
+    j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.sendable,
     case when m.beyond <= 0 then true
-         else m.beyond <= (select count(*) from found l
-           where l.tenant_id = f.tenant_id and l.sendable and l.delivery_id > f.delivery_id) end,
-    clock_timestamp()
-  from found f left join metered m using (tenant_id);
+         else m.beyond <= (select count(*) from judged l
+           where l.tenant_id = j.tenant_id and l.sendable and l.delivery_id > j.delivery_id) end,
+    clock_timestamp(), fit.more
+  from judged j left join metered m using (tenant_id)
+  order by j.delivery_id;
 
   -- A row that is locked is passed over: who has it sets it as we would. To wait for it, with jobs in hand, could be to wait for
   -- each other.
@@ -105,6 +141,23 @@ begin
   where m.ctid = (
     select ctid from waybill.claim_marks where since not between clock_timestamp() - interval '3 seconds' and clock_timestamp() for update skip locked);
 end $$;
+
+-- For workers of before version 0.1.3, beside which an upgrade is made: they know of no bundles.
+create or replace function waybill.claim(retries boolean, thorough boolean, most int, monthly_attempts bigint)
+returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, status waybill.delivery_status, attempt_count int,
+               earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, url text, signing_secret bytea,
+               previous_secret bytea, at_once int, sendable boolean, within_quota boolean, now timestamptz)
+language sql as $$
+  with claimed as materialized (
+    select * from waybill.claim_due(retries, thorough, most, monthly_attempts)
+  ), single as materialized (
+    select waybill.unbundle(array_agg(tenant_id), array_agg(bundle), array_agg(delivery_id), true) from claimed
+    where bundle is not null having count(*) > 0
+  )
+  select c.tenant_id, c.delivery_id, c.retry_count, c.slot, c.status, c.attempt_count, c.earlier_attempts, c.event_id, c.event_type,
+    c.payload, c.endpoint_id, c.url, c.signing_secret, c.previous_secret, c.at_once, c.sendable, c.within_quota, c.now
+  from claimed c left join single on true
+$$;
 
 -- Whether an ordered endpoint has nothing older that is not finished. By index, whether that is held or not. A function of its
 -- own, since within waybill.claim each claim would open the indexes of every day, which takes longer than the rest of it.

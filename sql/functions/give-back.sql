@@ -39,7 +39,7 @@ begin
   from unnest(tenants, deliveries, endpoints) as c (tenant_id, id, endpoint_id) where id = any(finished);
   if held_tenants is null then return; end if;
 
-  update waybill.deliveries d set held = true, spent_retries = c.n, next_attempt_at = null, updated_at = now()
+  update waybill.deliveries d set held = true, bundle = null, spent_retries = c.n, next_attempt_at = null, updated_at = now()
   from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n)
   where c.id = any(finished) and d.tenant_id = c.tenant_id and d.delivery_id = c.id
     and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)]);

@@ -76,6 +76,7 @@ declare
   new_held boolean[];
   new_tags float8[];
   new_steps float8[];
+  new_bundles uuid[];
 begin
   -- 1. Limits as they stand. Who is beyond its rate already needs no further look.
   select array_agg(tenant_id), array_agg(n), array_agg(rate), array_agg(fanout), array_agg(per_month), array_agg(attempts_per_month),
@@ -253,17 +254,26 @@ begin
       as m (tenant_id, event_type, endpoint_id, held, tag, step)
       using (tenant_id, event_type)
     where out is null
+  ), placed as (
+    -- Those that stand at one place in the queue share jobs, by sixteen.
+    select *, (row_number() over (place order by i, delivery_id) - 1)::int as nth, count(*) over place as there
+    from due window place as (partition by tenant_id, held, floor(tag))
+  ), bundled as materialized (
+    select *, case when not held and (nth % 16 > 0 or nth < there - 1) then waybill.bundle_id(
+      lag(delivery_id, nth % 16) over (partition by tenant_id, held, floor(tag) order by i, delivery_id)) end as bundle
+    from placed
   ), delivering as (
-    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at)
-    select tenant_id, delivery_id, event_id, endpoint_id, event_type, held, case when not held then moment end, moment from due
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at, bundle)
+    select tenant_id, delivery_id, event_id, endpoint_id, event_type, held, case when not held then moment end, moment, bundle
+    from bundled
   )
   select array_agg(i), array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(held), array_agg(tag),
-    array_agg(step)
-  into new_items, new_tenants, new_ids, new_endpoints, new_held, new_tags, new_steps from due;
+    array_agg(step), array_agg(bundle)
+  into new_items, new_tenants, new_ids, new_endpoints, new_held, new_tags, new_steps, new_bundles from bundled;
 
   -- 7. Queue what is not held. One notification a batch, since it takes a global lock at commit.
   if new_held @> array[false] then
-    perform waybill.enqueue_new(new_tenants, new_ids, new_tags, new_held);
+    perform waybill.enqueue_new(new_tenants, new_ids, new_tags, new_held, new_bundles);
     perform pg_notify('waybill_due', '');
   end if;
   if new_held @> array[true] then perform pg_notify('waybill_held', ''); end if;
@@ -350,3 +360,6 @@ begin
   ) r on true
   order by i;
 end $$;
+
+-- As it was before version 0.1.3.
+drop function if exists waybill.enqueue_new(text[], uuid[], float8[], boolean[]);

@@ -1,6 +1,6 @@
 -- Records attempts and answers how each endpoint stands afterwards, and which deliveries' claims still held (`settled`). A
--- fence is `job id:retry count`: that job is finished here, and where another worker has claimed it meanwhile, nothing of
--- the attempt is stored. Without one the caller has settled the job. started_at is null where the quota forbade the attempt.
+-- fence is `job id:retry count`: that job is finished here (of a bundle, the delivery's part), and where another worker has claimed it
+-- meanwhile, nothing of the attempt is stored. Without one the caller has settled the job. started_at is null where the quota forbade the attempt.
 -- `reasons`, `next_attempts`, `errors` and `error_messages` are null as a whole where no attempt has one.
 create or replace function waybill.record(tenants text[], deliveries uuid[], fences text[], endpoints uuid[], urls text[],
   attempt_numbers int[], recorded_attempts int[], old_statuses waybill.delivery_status[], statuses waybill.delivery_status[],
@@ -13,14 +13,22 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
+  -- Of those with a fence: the jobs, and whether these are the deliveries' own.
   fenced constant uuid[] := array(select id from unnest(deliveries, fences) as u (id, fence) where fence is not null);
+  jobs constant uuid[] := array(select left(fence, 36)::uuid from unnest(fences) as u (fence) where fence is not null);
+  own constant uuid[] := array(select id from unnest(fenced, jobs) as u (id, job) where id = job);
   -- Null where all are, which is the rule.
-  finished uuid[];
+  finished uuid[] := '{}';
 begin
-  if fenced <> '{}' then
-    select case when count < cardinality(fenced) then ids end into finished
-    from waybill.finish_jobs('deliveries', fenced, array_remove(fences, null));
+  if own <> '{}' then
+    select ids into finished
+    from waybill.finish_jobs('deliveries', own, array(select fence from unnest(deliveries, fences) as u (id, fence) where left(fence, 36)::uuid = id));
   end if;
+  if cardinality(own) < cardinality(fenced) then
+    finished := finished || (
+      select waybill.leave_bundles(array_agg(job), array_agg(id)) from unnest(fenced, jobs) as u (id, job) where id <> job);
+  end if;
+  if cardinality(finished) = cardinality(fenced) then finished := null; end if;
 
   perform waybill.move_deliveries(tenants, deliveries, fences, finished, attempt_numbers, recorded_attempts, statuses, reasons,
     next_attempts, started, status_codes, errors);
@@ -120,6 +128,7 @@ begin
     and (finished is null or r.fence is null or r.delivery_id = any(finished))
   when matched then update set
     status = r.status,
+    bundle = null,
     attempt_count = case when r.started_at is null then r.recorded_attempts else r.attempt_number end,
     next_attempt_at = r.next_attempt_at,
     last_attempt_at = coalesce(r.started_at, d.last_attempt_at),

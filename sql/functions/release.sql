@@ -71,7 +71,7 @@ begin
   if picked.n = 0 then return; end if;
 
   -- The bounds are for the planner, which then looks at the partitions between them only.
-  update waybill.deliveries d set held = false, spent_retries = 0, next_attempt_at = coalesce(p.slot, now()), updated_at = now()
+  update waybill.deliveries d set held = false, bundle = null, spent_retries = 0, next_attempt_at = coalesce(p.slot, now()), updated_at = now()
   from unnest(picked.tenants, picked.ids, picked.slots) as p (tenant_id, delivery_id, slot)
   where d.tenant_id = p.tenant_id and d.delivery_id = p.delivery_id and d.delivery_id between picked.first_id and picked.last_id;
 

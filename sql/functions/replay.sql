@@ -16,7 +16,7 @@ begin
       and event_id = (select event_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery) for key share
   )
   -- `lines_up`: not everything may be sent at once, so it stands in line like any other.
-  select d.endpoint_id, d.status, d.held, p.ordered,
+  select d.endpoint_id, d.status, d.held, d.bundle, p.ordered,
     not p.is_active or p.ordered or p.max_per_second is not null or coalesce(s.breaker <> 'closed', false) as lines_up
   into it
   from kept join waybill.deliveries d using (event_id) join waybill.endpoints p using (tenant_id, endpoint_id)
@@ -26,7 +26,7 @@ begin
   is_finished := it.status in ('delivered', 'dead_lettered');
 
   if is_finished then
-    update waybill.deliveries set status = 'pending', held = it.lines_up, earlier_attempts = attempt_count, spent_retries = 0,
+    update waybill.deliveries set status = 'pending', held = it.lines_up, bundle = null, earlier_attempts = attempt_count, spent_retries = 0,
       dead_letter_reason = null, completed_at = null, next_attempt_at = case when not it.lines_up then now() end, updated_at = now()
     where tenant_id = tenant and delivery_id = delivery;
     perform waybill.count_deliveries(array[tenant, tenant], array[it.endpoint_id, it.endpoint_id], array[it.status, 'pending'], array[-1, 1]);
@@ -46,14 +46,14 @@ begin
     -- A job that failed for good would swallow the new one of the same id.
     delete from pgboss.job where name = 'deliveries' and id = delivery and state > 'active';
     -- Queueing it again would wait for whoever settles the job, and that waits for this delivery.
-    is_queued := exists (select from pgboss.job where name = 'deliveries' and id = delivery);
+    is_queued := exists (select from pgboss.job where name = 'deliveries' and id in (delivery, it.bundle));
     if is_finished and not is_queued then
       perform waybill.enqueue(json_build_array(json_build_object('id', delivery, 'priority', -floor(tag)::int,
         'data', json_build_object('tenant_id', tenant)))::text), pg_notify('waybill_due', '')
       from waybill.queue_clock;
     elsif not is_queued then
       -- Its job is lost. Held, it comes back with the retries that it has left, and its attempt numbers go on.
-      update waybill.deliveries set held = true, spent_retries = greatest(0, attempt_count - earlier_attempts), next_attempt_at = null,
+      update waybill.deliveries set held = true, bundle = null, spent_retries = greatest(0, attempt_count - earlier_attempts), next_attempt_at = null,
         updated_at = now()
       where tenant_id = tenant and delivery_id = delivery;
       perform waybill.count_held(array[tenant], array[it.endpoint_id], array[1]), pg_notify('waybill_held', '');

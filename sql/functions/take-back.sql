@@ -3,16 +3,34 @@
 -- lost. `crashes` is how many attempts in a row have no record. From `suspect` of them on, or with no retry left, the job is
 -- not due: it is for the caller to fail it, which from `poison` on leaves it no retry. Unless `thorough`, what was touched
 -- within the last minute is all that is looked at.
+-- Bundles are taken apart first.
 create or replace function waybill.take_back(lapse interval, suspect int, poison int, most int, thorough boolean)
-returns table (tenant_id text, delivery_id uuid, retry_count int, crashes int, due_now boolean) language sql
+returns table (tenant_id text, delivery_id uuid, retry_count int, crashes int, due_now boolean) language plpgsql
 -- By index alone, whatever the statistics say of a queue that changes faster than they do.
 set enable_seqscan = off set enable_bitmapscan = off
 as $$
-  with lapsed as (
+#variable_conflict use_column
+declare
+  tenants text[];
+  bundles uuid[];
+  ids uuid[];
+begin
+  with lapsed as materialized (
     -- What somebody settles at this moment is not lost.
+    select id, data from pgboss.job
+    where name = 'deliveries' and state = 'active' and heartbeat_on < now() - lapse
+      and heartbeat_on > case when thorough then '-infinity' else now() - interval '1 minute' end and data ? 'ids'
+    limit most for update skip locked
+  )
+  select array_agg(data ->> 'tenant_id'), array_agg(l.id), array_agg(m.id::uuid) into tenants, bundles, ids
+  from lapsed l, jsonb_array_elements_text(data -> 'ids') as m (id);
+  if ids is not null then perform waybill.unbundle(tenants, bundles, ids, true); end if;
+
+  return query
+  with lapsed as (
     select id, data ->> 'tenant_id' as tenant_id, retry_count, retry_limit from pgboss.job
     where name = 'deliveries' and state = 'active' and heartbeat_on < now() - lapse
-      and heartbeat_on > case when thorough then '-infinity' else now() - interval '1 minute' end
+      and heartbeat_on > case when thorough then '-infinity' else now() - interval '1 minute' end and not data ? 'ids'
     limit most for update skip locked
   ), judged as (
     select l.*, coalesce(l.retry_count + 1 - (d.attempt_count - d.earlier_attempts), 1) as crashes
@@ -27,5 +45,5 @@ as $$
     heartbeat_on = case when due_now then null else j.heartbeat_on end,
     retry_limit = case when crashes >= poison then j.retry_count else j.retry_limit end
   from decided d where j.name = 'deliveries' and j.id = d.id
-  returning d.tenant_id, d.id, d.retry_count, d.crashes, d.due_now
-$$;
+  returning d.tenant_id, d.id, d.retry_count, d.crashes, d.due_now;
+end $$;

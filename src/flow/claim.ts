@@ -5,8 +5,10 @@ import type { Place } from '../line.ts'
 export type Claim = {
   tenantId: string
   deliveryId: string
-  /** pg-boss's fence: names this claim, and no later one of the same job. */
+  /** The delivery's own job. With its retry count, pg-boss's fence: names this claim, and no later one of the same job. */
   job: { id: string; retryCount: number }
+  /** The job that it shares with others, and was claimed by (sql/functions/bundles.sql); else null. */
+  bundle: string | null
   /** The number of this attempt, from 1, counted over all replays. */
   attemptNumber: number
   /** How many attempts have a record: less than `attemptNumber - 1` if a worker was lost. */
@@ -41,10 +43,13 @@ export type Claim = {
 type Hand = { place: Place<ClaimedJob>; occupy: () => () => void; freeSlot: (() => void) | null; isAnswered: boolean }
 
 /** What it takes to put a claimed job away. */
-export type ClaimedJob = Pick<Claim, 'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'claimedAtMs' | 'hand'>
+export type ClaimedJob = Pick<
+  Claim,
+  'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'bundle' | 'claimedAtMs' | 'hand'
+>
 
-/** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, or gone. */
-export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[] }
+/** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, or gone. `more`: others are due. */
+export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[]; more: boolean }
 
 /**
  * A claim's answer must arrive within the pool's patience however large the payloads are, or every worker would ask for the
@@ -56,6 +61,7 @@ type Row = {
   tenant_id: string
   delivery_id: string
   retry_count: number
+  bundle: string | null
   earlier_attempts: number
   status: Claim['status'] | 'delivered' | 'dead_lettered' | null
   attempt_count: number
@@ -64,53 +70,69 @@ type Row = {
   payload: string | null
   payload_bytes: number
   endpoint_id: string
-  url: string
-  signing_secret: string
-  previous_secret: string | null
   sendable: boolean | null
   within_quota: boolean
-  at_once: number | null
   slot: number | null
+} & (Lead | { [Field in keyof Lead]: null })
+
+/** What the first delivery of each endpoint tells for all of them. */
+type Lead = {
+  url: string
+  at_once: number | null
+  signing_secret: string
+  previous_secret: string | null
   now_ms: number
+  more: boolean
 }
 
 /**
- * The returned function claims at most `max` due jobs, first attempts or retries, and reads what they need. `thorough`: also
- * those that have returned to a part of the queue that claiming has already passed (waybill.claim).
+ * The returned function claims at most `max` due deliveries, first attempts or retries, and reads what they need. `thorough`: also
+ * those that have returned to a part of the queue that claiming has already passed (waybill.claim_due).
  */
 export function createClaim(pool: Pool, monthlyAttempts: number) {
   let clockOffsetMs = 0
   return async (asking: { kind: 'first' | 'retry'; thorough: boolean; max: number }): Promise<Claimed> => {
     const asked = performance.now()
     const rows = await pool<Row[]>`
-      select tenant_id, delivery_id, retry_count, slot, status, attempt_count, earlier_attempts, event_id, event_type,
+      select tenant_id, delivery_id, retry_count, bundle, slot, status, attempt_count, earlier_attempts, event_id, event_type,
         octet_length(payload) as payload_bytes, case when octet_length(payload) <= ${MAX_CLAIMED_BYTES} then payload end as payload,
-        endpoint_id, url, encode(signing_secret, 'hex') as signing_secret, encode(previous_secret, 'hex') as previous_secret,
-        at_once, sendable, within_quota, date_part('epoch', now) * 1000 as now_ms
-      from waybill.claim(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
-    const now = rows[0]?.now_ms
+        endpoint_id, sendable, within_quota, case when leads then url end as url, case when leads then at_once end as at_once,
+        case when leads then encode(signing_secret, 'hex') end as signing_secret,
+        case when leads then encode(previous_secret, 'hex') end as previous_secret,
+        case when leads then date_part('epoch', now) * 1000 end as now_ms, case when leads then more end as more
+      from waybill.claim_due(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
+    const now = rows.find((row) => row.now_ms !== null)?.now_ms
     // The offset lies between these bounds. It changes only if they force it, so that a slow answer does not move it.
-    if (now !== undefined) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - performance.now()), now - asked)
+    if (now) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - performance.now()), now - asked)
     return sortOut(rows, clockOffsetMs)
   }
 }
 
 function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
-  const claimed: Claimed = { send: [], hold: [], obsolete: [] }
+  const claimed: Claimed = { send: [], hold: [], obsolete: [], more: false }
+  const endpoints = new Map<string, Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'claimedAtMs'>>()
   for (const row of rows) {
+    if (row.url !== null) {
+      const { url, at_once: atOnce, now_ms: claimedAtMs } = row
+      endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, claimedAtMs })
+      claimed.more = row.more
+    }
+    const endpoint = endpoints.get(row.endpoint_id)
     const ids = {
       tenantId: row.tenant_id,
       deliveryId: row.delivery_id,
       endpointId: row.endpoint_id,
       job: { id: row.delivery_id, retryCount: row.retry_count },
-      claimedAtMs: row.now_ms,
+      bundle: row.bundle,
+      claimedAtMs: endpoint?.claimedAtMs ?? 0,
       hand: null,
     }
-    if (row.status !== 'pending' && row.status !== 'retrying') claimed.obsolete.push(ids)
+    if (endpoint === undefined || (row.status !== 'pending' && row.status !== 'retrying')) claimed.obsolete.push(ids)
     else if (!row.sendable) claimed.hold.push(ids)
     else {
       claimed.send.push({
         ...ids,
+        ...endpoint,
         attemptNumber: row.earlier_attempts + row.retry_count + 1,
         recordedAttempts: row.attempt_count,
         status: row.status,
@@ -118,10 +140,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
         eventType: row.event_type,
         payload: row.payload,
         payloadBytes: row.payload_bytes,
-        url: row.url,
-        secrets: secretsOf(row),
         withinQuota: row.within_quota,
-        atOnce: row.at_once,
         startAt: row.slot === null ? null : row.slot - clockOffsetMs,
         clockOffsetMs,
         underWay: null,
@@ -132,10 +151,31 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
 }
 
 /** An endpoint's sealed secrets, newest first. */
-export const secretsOf = ({ signing_secret, previous_secret }: Pick<Row, 'signing_secret' | 'previous_secret'>) =>
+export const secretsOf = ({ signing_secret, previous_secret }: Pick<Lead, 'signing_secret' | 'previous_secret'>) =>
   previous_secret ? [signing_secret, previous_secret] : [signing_secret]
 
+/**
+ * Gives deliveries that were claimed with others jobs of their own, claimed likewise: for all that is not simply delivered. For a
+ * transaction that then does something with these jobs. Doing it again does nothing.
+ */
+export async function unbundle(sql: Db, claims: ClaimedJob[]): Promise<void> {
+  const bundled = claims.filter(({ bundle }) => bundle !== null)
+  if (bundled.length === 0) return
+  await sql`
+    select waybill.unbundle(${bundled.map(({ tenantId }) => tenantId)}::text[], ${bundled.map(({ bundle }) => bundle)}::uuid[],
+      ${bundled.map(({ deliveryId }) => deliveryId)}::uuid[], true)`
+}
+
 /** Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. */
-export async function unclaim(sql: Db, claims: Claim[]): Promise<void> {
-  await sql`select waybill.unclaim(${claims.map(({ job }) => job.id)}::uuid[], ${claims.map(({ job }) => job.retryCount)}::int[])`
+export async function unclaim(pool: Pool, claims: Claim[]): Promise<void> {
+  await pool.begin(async (sql) => {
+    await unbundle(sql, claims)
+    await sql`select waybill.unclaim(${claims.map(({ job }) => job.id)}::uuid[], ${claims.map(({ job }) => job.retryCount)}::int[])`
+  })
+}
+
+/** Says of claims that their worker is alive. */
+export async function touch(sql: Db, claims: ClaimedJob[]): Promise<void> {
+  const jobs = new Map(claims.map(({ job, bundle }) => [bundle ?? job.id, job.retryCount]))
+  if (jobs.size > 0) await sql`select waybill.touch(${[...jobs.keys()]}::uuid[], ${[...jobs.values()]}::int[])`
 }

@@ -17,18 +17,18 @@ const MAX_BATCH = 100
  * not a batch. Retries get at most half of the slots, so that a first attempt finds one; while both kinds have a backlog, at
  * most a quarter and at least an eighth.
  *
- * `fetch` claims at most `max` items and returns how many it found. Usually it goes on from where claiming has got to; now and
+ * `fetch` claims at most `max` items and returns whether there are more. Usually it goes on from where claiming has got to; now and
  * then it searches the whole queue (`thorough`). For each item under way it takes a slot with `take`, and calls the returned
  * function when the item ends; calling it again does nothing. `wake` announces first attempts, and with `retries` also those.
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
-  fetch: (kind: Kind, how: { max: number; thorough: boolean; take: () => () => void }) => Promise<number>
+  fetch: (kind: Kind, how: { max: number; thorough: boolean; take: () => () => void }) => Promise<boolean>
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
   const { slots } = options
   const inHand = { first: 0, retry: 0 }
-  /** Whether the last fetch found as many as it asked for. */
+  /** Whether the last fetch left some. */
   const backlog = { first: false, retry: false }
   /** Whether some may have come since the last fetch. */
   const announced = { first: true, retry: true }
@@ -54,12 +54,11 @@ export function startDispatcher(options: {
     if (max <= 0) return
     announced[kind] = false
     const asked = look[kind]((thorough) => options.fetch(kind, { max, thorough, take: () => take(kind) }))
-    const found = await asked.catch((error: unknown) => {
+    backlog[kind] = await asked.catch((error: unknown) => {
       most[kind] = Math.ceil(max / 2)
       throw error
     })
     most[kind] = Math.min(2 * most[kind], MAX_BATCH)
-    backlog[kind] = found >= max
   }
 
   const free = () => slots - inHand.first - inHand.retry

@@ -67,7 +67,7 @@ async function mendSchedules(pool: Pool): Promise<void> {
 async function mendJobs(pool: Pool): Promise<number> {
   const [mended] = await pool<{ count: number }[]>`
     with late as materialized (
-      select id, data ->> 'tenant_id' as tenant_id, state,
+      select id, data ->> 'tenant_id' as tenant_id, data -> 'ids' as bundled, state,
         case state
           when 'created' then now()
           when 'retry' then greatest(now(), start_after - (started_on - now()))
@@ -84,8 +84,10 @@ async function mendJobs(pool: Pool): Promise<number> {
         priority = case when j.priority > waybill.first_retry() then j.priority else waybill.retry_priority(due) end
       from late where j.name = ${DELIVERIES} and j.id = late.id
     ), found as (
-      select d.tenant_id, d.delivery_id, due from late cross join lateral (
-        select * from waybill.deliveries d where d.tenant_id = late.tenant_id and d.delivery_id = late.id offset 0) d
+      select d.tenant_id, d.delivery_id, due
+      from late left join lateral jsonb_array_elements_text(bundled) as m (id) on true cross join lateral (
+        select * from waybill.deliveries d
+        where d.tenant_id = late.tenant_id and d.delivery_id = coalesce(m.id::uuid, late.id) offset 0) d
       where late.state <> 'active'
     ), shown as (
       update waybill.deliveries d set next_attempt_at = due, updated_at = now()

@@ -1,14 +1,16 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db } from '../db/open.ts'
 import { bossDb, DEAD_LETTERS } from '../queue.ts'
+import { unbundle } from './claim.ts'
 import type { AttemptRecord } from './record.ts'
 
 /** How a delivery stands after an attempt: finished, waiting for a retry, or dead-lettered for a reason. */
 type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
 export type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | null }
 
-/** pg-boss's fence: the job of this claim, unless it has been claimed again. */
-export const fenceOf = ({ claim: { job } }: AttemptRecord) => `${job.id}:${job.retryCount}`
+/** pg-boss's fence: the job by which it was claimed, unless that has been claimed again. */
+export const fenceOf = ({ claim: { job, bundle } }: AttemptRecord) => `${bundle ?? job.id}:${job.retryCount}`
+const ownFenceOf = ({ claim: { job } }: AttemptRecord) => `${job.id}:${job.retryCount}`
 
 /** A 410 of a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed. */
 async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
@@ -36,8 +38,12 @@ export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Resu
   const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
   const retries = new Map<string, Date | null>()
   if (failed.length > 0) {
+    await unbundle(
+      sql,
+      failed.map(({ claim }) => claim),
+    )
     const settled = await sql<{ delivery_id: string; next_attempt_at: Date | null }[]>`
-      select * from waybill.settle_failed(${failed.map(({ claim }) => claim.deliveryId)}::uuid[], ${failed.map(fenceOf)}::text[],
+      select * from waybill.settle_failed(${failed.map(({ claim }) => claim.deliveryId)}::uuid[], ${failed.map(ownFenceOf)}::text[],
         ${failed.map(({ verdict }) => (verdict.kind === 'failed' ? verdict.notBeforeSeconds : 0))}::int[])`
     for (const { delivery_id, next_attempt_at } of settled) retries.set(delivery_id, next_attempt_at)
   }

@@ -72,10 +72,10 @@ async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
       join waybill.deliveries d on d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id
         and d.status in ('pending', 'retrying') and not d.held
       where mine.alone and greatest(d.next_attempt_at, d.updated_at) < now() - ${OVERDUE_SECONDS} * interval '1 second'
-        and not exists (select from pgboss.job j where j.name = ${DELIVERIES} and j.id = d.delivery_id)
+        and not exists (select from pgboss.job j where j.name = ${DELIVERIES} and j.id = coalesce(d.bundle, d.delivery_id))
       limit ${MAX_BATCH} for update of d skip locked
     ), held as (
-      update waybill.deliveries d set held = true, spent_retries = greatest(0, d.attempt_count - d.earlier_attempts), next_attempt_at = null, updated_at = now()
+      update waybill.deliveries d set held = true, bundle = null, spent_retries = greatest(0, d.attempt_count - d.earlier_attempts), next_attempt_at = null, updated_at = now()
       from lost l where d.tenant_id = l.tenant_id and d.delivery_id = l.delivery_id
     )
     select count(*)::int, waybill.count_held(array_agg(tenant_id), array_agg(endpoint_id), array_fill(1, array[count(*)::int])), pg_notify('waybill_held', '')

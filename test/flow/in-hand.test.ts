@@ -20,6 +20,7 @@ test('as many as there are slots wait without one, and who is under way has one 
       deliveryId: id,
       endpointId: 'one',
       job: { id, retryCount: 0 },
+      bundle: null,
       claimedAtMs: 0,
       hand: null,
     }

@@ -1,0 +1,87 @@
+-- A bundle is one job for the first attempts of up to 16 deliveries of one tenant that were published together and stand at the same
+-- place in the queue. Its `ids` are those that are not settled yet. It is claimed as a whole, once: whatever does not go as usual
+-- (a failure, no room at the endpoint, a lost worker) gives the delivery a job of its own first. So a delivery costs a sixteenth of
+-- a job as long as all goes well.
+
+-- The job's id, made of its first delivery's: UUIDv8 (RFC 9562, 5.8), so never that of a delivery's own job.
+create or replace function waybill.bundle_id(first_delivery uuid) returns uuid language sql immutable parallel safe as $$
+  select overlay(first_delivery::text placing '8' from 15)::uuid
+$$;
+
+-- How many of the jobs that are due, from priority `top` down to `bottom`, hold `most` deliveries at most, but one job in any case; and
+-- whether more are due than these. In the order of the index, as they are fetched.
+create or replace function waybill.fit_jobs(bottom int, top int, most int, out jobs int, out more boolean) language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+as $$
+declare
+  size int;
+  total int := 0;
+begin
+  jobs := 0;
+  more := false;
+  for size in
+    select coalesce(jsonb_array_length(j.data -> 'ids'), 1) from pgboss.job j
+    where j.name = 'deliveries' and j.state < 'active' and not j.blocked and j.start_after <= pgboss.job_now()
+      and j.priority >= bottom and j.priority <= top
+    order by j.priority desc, j.created_on limit most
+  loop
+    more := jobs > 0 and total + size > most;
+    exit when more;
+    jobs := jobs + 1;
+    total := total + size;
+    more := total >= most;
+    exit when more;
+  end loop;
+end $$;
+
+-- Takes deliveries out of their bundles, and answers with those that were in them. A bundle that nothing is left of is finished.
+-- Bundles are locked in the order of their ids.
+create or replace function waybill.leave_bundles(bundles uuid[], deliveries uuid[]) returns uuid[] language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+  present uuid[];
+begin
+  with leaving as materialized (
+    select bundle, array_agg(id) as ids from unnest(bundles, deliveries) as u (bundle, id) group by bundle order by bundle
+  ), found as materialized (
+    select l.bundle, l.ids, j.data -> 'ids' as members from leaving l cross join lateral (
+      select data from pgboss.job j where j.name = 'deliveries' and j.id = l.bundle and j.state = 'active'
+      for no key update offset 0) j
+  ), staying as materialized (
+    select bundle, members - ids::text[] as ids from found
+  ), shrunk as (
+    update pgboss.job j set data = jsonb_set(j.data, '{ids}', s.ids) from staying s
+    where j.name = 'deliveries' and j.id = s.bundle and s.ids <> '[]'
+  ), ended as (
+    delete from pgboss.job j using staying s where j.name = 'deliveries' and j.id = s.bundle and s.ids = '[]'
+  )
+  select array_agg(id) into present from found, unnest(ids) id where members ? id::text;
+  return coalesce(present, '{}');
+end $$;
+
+-- Gives deliveries that are in claimed bundles jobs of their own, which are claimed as well, or, unless `claimed`, wait at the bundle's
+-- place. Those that are in none, any more, are left alone.
+create or replace function waybill.unbundle(tenants text[], bundles uuid[], deliveries uuid[], claimed boolean) returns void language plpgsql
+set plan_cache_mode = force_custom_plan set enable_seqscan = off
+as $$
+declare
+  sorted constant uuid[] := array(select id from unnest(deliveries) as u (id) order by id);
+  single uuid[];
+begin
+  perform from pgboss.job where name = 'deliveries' and id = any(bundles) and state = 'active' order by id for no key update;
+  insert into pgboss.job (id, name, data, priority, state, start_after, created_on, started_on, heartbeat_on, keep_until, expire_seconds,
+    deletion_seconds, retry_limit, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
+  select u.id, j.name, j.data - 'ids', j.priority, case when claimed then j.state else 'created' end, j.start_after, j.created_on,
+    case when claimed then j.started_on end, case when claimed then j.heartbeat_on end, j.keep_until, j.expire_seconds,
+    j.deletion_seconds, j.retry_limit, j.retry_delay, j.retry_backoff, j.retry_delay_max, j.policy, j.dead_letter, j.heartbeat_seconds
+  from unnest(bundles, deliveries) as u (bundle, id) join pgboss.job j on j.id = u.bundle
+  where j.name = 'deliveries' and j.id = any(bundles) and j.state = 'active' and j.data -> 'ids' ? u.id::text
+  on conflict do nothing;
+  single := waybill.leave_bundles(bundles, deliveries);
+  update waybill.deliveries d set bundle = null
+  from unnest(tenants, deliveries) as u (tenant_id, id)
+  where u.id = any(single) and d.tenant_id = u.tenant_id and d.delivery_id = u.id
+    and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)]);
+end $$;

@@ -1,0 +1,282 @@
+import assert from 'node:assert/strict'
+import { suite, type TestContext, test } from 'node:test'
+import { openDb, type Pool } from '../src/db/open.ts'
+import { type Claim, createClaim, touch, unclaim } from '../src/flow/claim.ts'
+import { createRecord } from '../src/flow/record.ts'
+import { createLog } from '../src/log.ts'
+import { createBoss } from '../src/queue.ts'
+import { cleanUp } from './support/cleanup.ts'
+import { createDatabase } from './support/database.ts'
+import { assertBooks, publishMany, settled } from './support/lanes.ts'
+import { gate, type Reply, startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+const log = createLog('silent')
+
+/** A tenant whose endpoint is at a receiver; workers come as the test says. */
+async function start(t: TestContext, env: Record<string, string> = {}) {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const api = await startService(t, { databaseUrl, mode: 'api', env })
+  const tenant = await createTenant(api)
+  const endpoint = await tenant.createEndpoint(receiver.url('/hook'))
+  const pool = openDb(databaseUrl, { log, name: 'test', max: 2 })
+  cleanUp(t, () => pool.end())
+  return {
+    databaseUrl,
+    sql,
+    api,
+    receiver,
+    tenant,
+    endpoint,
+    pool,
+    publish: (count: number) => publishMany(sql, tenant.tenantId, count),
+    claim: createClaim(pool, 1e9),
+    startWorker: () => startService(t, { databaseUrl, mode: 'worker', env }),
+  }
+}
+
+type Job = { id: string; ids: string[] | null; state: string; priority: number }
+
+const jobs = (sql: Pool): Promise<Job[]> => sql<Job[]>`
+  select id, data -> 'ids' as ids, state::text, priority from pgboss.job where name = 'deliveries' order by priority desc, created_on, id`
+
+/** Nothing is sent twice, all is delivered, and no job is left. */
+async function assertDeliveredOnce({ sql, receiver }: Awaited<ReturnType<typeof start>>, count: number): Promise<void> {
+  await settled(sql)
+  const ids = receiver.at('/hook').map(({ headers }) => headers['service-delivery-id'])
+  assert.deepEqual([ids.length, new Set(ids).size], [count, count])
+  await waitFor(async () => (await jobs(sql)).length === 0, { timeoutMs: 15_000, what: 'no job to be left' })
+  await assertBooks(sql)
+}
+
+suite('bundles', { concurrency: 2 }, () => {
+  test('deliveries of a tenant that are published together share jobs by sixteen; what is alone has its own', async (t) => {
+    const { sql, tenant, publish } = await start(t)
+    await publish(35)
+    const bundled = await jobs(sql)
+    assert.deepEqual(bundled.map(({ ids }) => ids?.length).sort(), [16, 16, 3])
+    const deliveries = await sql`select delivery_id, bundle from waybill.deliveries order by delivery_id`
+    for (const { id, ids } of bundled)
+      assert.deepEqual(
+        deliveries.filter(({ bundle }) => bundle === id).map((row) => row.delivery_id),
+        ids,
+      )
+
+    const { delivery_ids } = await tenant.publish()
+    const own = (await jobs(sql)).find(({ ids }) => ids === null)
+    assert.equal(own?.id, delivery_ids[0])
+  })
+
+  test('what stands at different places in the queue is not bundled, nor what is of different tenants', async (t) => {
+    const { sql, api, tenant, publish } = await start(t)
+    await publish(100)
+    const tags = await sql<{ id: string; place: number }[]>`
+      select id, floor((data ->> 'tag')::float8)::int as place from pgboss.job where name = 'deliveries'`
+    // Sixty-four to a place, and the first at the second step of one.
+    assert.deepEqual(tags.map(({ place }) => place).sort(), [0, 0, 0, 0, 1, 1, 1])
+    const other = await createTenant(api)
+    await other.createEndpoint('http://127.0.0.1:9/never')
+    await sql`
+      select from waybill.publish(array[${tenant.tenantId}, ${other.tenantId}, ${tenant.tenantId}, ${other.tenantId}]::text[],
+        array_fill('thing.happened'::text, array[4]), array_fill('{}'::text, array[4]), array_fill(null::text, array[4]),
+        '{"rate":0,"window_seconds":60,"fanout":100,"monthly_events":1000000,"monthly_attempts":1000000}')`
+    const mixed = await sql`
+      select bundle from waybill.deliveries where bundle is not null group by bundle having count(distinct tenant_id) > 1`
+    assert.equal(mixed.length, 0)
+    assert.equal(
+      (await sql`select from waybill.deliveries where tenant_id = ${other.tenantId} and bundle is not null`).length,
+      2,
+    )
+  })
+
+  test('a claim takes no more than was asked for; the rest of a bundle waits in its place', async (t) => {
+    const { sql, publish, claim } = await start(t)
+    await publish(32)
+    const [{ priority } = { priority: 0 }] = await jobs(sql)
+    const first = await claim({ kind: 'first', thorough: true, max: 10 })
+    assert.deepEqual([first.send.length, first.more], [10, true])
+    const left = (await jobs(sql)).filter(({ ids, state }) => ids === null && state === 'created')
+    assert.deepEqual(
+      left.map((job) => job.priority),
+      Array(6).fill(priority),
+    )
+    const rest = await claim({ kind: 'first', thorough: true, max: 100 })
+    assert.deepEqual([rest.send.length, rest.more], [22, false])
+    const all = [...first.send, ...rest.send].map(({ deliveryId }) => deliveryId)
+    assert.equal(new Set(all).size, 32)
+  })
+
+  test('claims at once take different deliveries, whatever their jobs hold', async (t) => {
+    const { publish, claim } = await start(t)
+    for (const count of [40, 1, 16, 5, 1, 33]) await publish(count)
+    const found = await Promise.all([1, 2].map(() => claim({ kind: 'first', thorough: true, max: 60 })))
+    const rest = await claim({ kind: 'first', thorough: true, max: 100 })
+    const all = [...found, rest].flatMap(({ send }) => send.map(({ deliveryId }) => deliveryId))
+    assert.deepEqual([all.length, new Set(all).size], [96, 96])
+  })
+
+  test('a worker before bundles claims jobs of the deliveries’ own', async (t) => {
+    const { sql, publish } = await start(t)
+    await publish(20)
+    const claimed = await sql`select delivery_id as id, url, within_quota from waybill.claim(false, true, 100, 1000)`
+    assert.equal(claimed.length, 20)
+    assert.ok(claimed.every(({ url, within_quota }) => url.endsWith('/hook') && within_quota))
+    const own = await jobs(sql)
+    assert.deepEqual(own.map(({ id }) => id).sort(), claimed.map(({ id }) => id).sort())
+    assert.ok(own.every(({ ids, state }) => ids === null && state === 'active'))
+  })
+
+  test('claims that are handed back are due again, each as it was, and others of the bundle stay claimed', async (t) => {
+    const { sql, publish, claim, pool } = await start(t)
+    await publish(16)
+    const { send } = await claim({ kind: 'first', thorough: true, max: 100 })
+    await unclaim(pool, send.slice(0, 6))
+    await unclaim(pool, send.slice(0, 6))
+    assert.deepEqual((await jobs(sql)).map(({ ids, state }) => [ids?.length ?? 1, state]).sort(), [
+      ...Array(6).fill([1, 'created']),
+      [10, 'active'],
+    ])
+    const again = await claim({ kind: 'first', thorough: true, max: 100 })
+    assert.deepEqual(
+      again.send.map(({ deliveryId, attemptNumber }) => [deliveryId, attemptNumber]),
+      send.slice(0, 6).map(({ deliveryId }) => [deliveryId, 1]),
+    )
+    const [{ count } = { count: 0 }] = await sql<{ count: number }[]>`
+      select count::int from waybill.usage where metric = 'attempts'`
+    assert.equal(count, 16)
+  })
+
+  test('touching a claim touches the job that it shares', async (t) => {
+    const { sql, publish, claim, pool } = await start(t)
+    await publish(20)
+    const { send } = await claim({ kind: 'first', thorough: true, max: 100 })
+    await sql`update pgboss.job set heartbeat_on = now() - interval '1 hour' where name = 'deliveries'`
+    await touch(pool, send)
+    assert.equal(
+      (await sql`select from pgboss.job where name = 'deliveries' and heartbeat_on < now() - interval '1 minute'`)
+        .length,
+      0,
+    )
+  })
+
+  test('each is delivered once, and those that fail are retried by themselves', async (t) => {
+    const world = await start(t, { RETRY_DELAY_SECONDS: '1' })
+    const failed = new Set<string>()
+    world.receiver.script('/hook', ({ headers }) => {
+      const id = String(headers['service-delivery-id'])
+      if (failed.size >= 20 || failed.has(id)) return 200
+      failed.add(id)
+      return 500
+    })
+    await world.publish(70)
+    await world.startWorker()
+    await settled(world.sql)
+    const ids = world.receiver.at('/hook').map(({ headers }) => headers['service-delivery-id'])
+    assert.deepEqual([ids.length, new Set(ids).size], [90, 70])
+    assert.equal((await jobs(world.sql)).length, 0)
+    await assertBooks(world.sql)
+  })
+
+  test('of a lost worker’s bundle, what is recorded stays so and the rest is sent again', async (t) => {
+    const world = await start(t)
+    const { reply: hang, open } = gate()
+    const answers: Reply = ({ headers }) =>
+      answered.add(String(headers['service-delivery-id'])).size <= 7 ? 200 : hang
+    const answered = new Set<string>()
+    world.receiver.script('/hook', answers)
+    await world.publish(16)
+    const doomed = await world.startWorker()
+    const delivered = async () => (await world.sql`select from waybill.deliveries where status = 'delivered'`).length
+    await waitFor(async () => (await delivered()) === 7 && world.receiver.receipts.length === 16)
+    await doomed.kill()
+    open()
+    await world.startWorker()
+    await settled(world.sql)
+    assert.equal(world.receiver.receipts.length, 16 + 9)
+    const counts =
+      await world.sql`select attempt_count as made, count(*)::int from waybill.deliveries group by 1 order by 1`
+    assert.deepEqual(
+      counts.map((row) => ({ ...row })),
+      [
+        { made: 1, count: 7 },
+        { made: 2, count: 9 },
+      ],
+    )
+    assert.equal((await world.sql`select from waybill.attempts where error = 'worker_lost'`).length, 9)
+    assert.equal((await jobs(world.sql)).length, 0)
+    await assertBooks(world.sql)
+  })
+
+  test('of deliveries whose bundle a worker has lost, and claimed again, only the second attempts are stored', async (t) => {
+    const { sql, databaseUrl, publish, claim, pool } = await start(t)
+    await publish(6)
+    const boss = createBoss(databaseUrl, log)
+    const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSeconds: 1, disableAfterSeconds: 0 }
+    const record = createRecord({ pool, boss, log, rules })
+    const attempt = (claim: Claim, statusCode: number) =>
+      record({
+        claim,
+        outcome: {
+          startedAt: performance.now(),
+          durationMs: 1,
+          statusCode,
+          error: statusCode === 200 ? null : 'http_status',
+          errorMessage: null,
+          responseBody: '',
+          responseTruncated: false,
+          retryAfter: null,
+        },
+        verdict: statusCode === 200 ? { kind: 'delivered' } : { kind: 'failed', notBeforeSeconds: 0 },
+      })
+    const [recorded, ...lapsed] = (await claim({ kind: 'first', thorough: true, max: 10 })).send as [Claim, ...Claim[]]
+    assert.equal((await attempt(recorded, 200)).settled, true)
+    await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = 'deliveries'`
+    assert.equal((await sql`select * from waybill.take_back('10 seconds', 3, 5, 10, true)`).length, 5)
+    const again = (await claim({ kind: 'first', thorough: true, max: 10 })).send
+    assert.deepEqual(
+      again.map(({ deliveryId, attemptNumber }) => [deliveryId, attemptNumber]),
+      lapsed.map(({ deliveryId }) => [deliveryId, 2]),
+    )
+    const status = (nth: number) => (nth % 2 === 0 ? 200 : 500)
+    const late = lapsed.map((claim, nth) => attempt(claim, status(nth)))
+    const second = again.map((claim) => attempt(claim, 200))
+    assert.ok((await Promise.all(late)).every(({ settled }) => !settled))
+    assert.ok((await Promise.all(second)).every(({ settled }) => settled))
+    assert.equal((await jobs(sql)).length, 0)
+    await assertBooks(sql)
+  })
+
+  test('what an inactive endpoint’s bundle holds waits, and is sent once it is active again', async (t) => {
+    const world = await start(t)
+    await world.publish(40)
+    const { tenant, endpoint, sql } = world
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body: { is_active: false } })
+    await world.startWorker()
+    await waitFor(async () => (await sql`select from waybill.deliveries where held and bundle is null`).length === 40)
+    assert.equal((await jobs(sql)).length, 0)
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body: { is_active: true } })
+    await assertDeliveredOnce(world, 40)
+  })
+
+  test('a replay of what waits in a bundle queues nothing twice', async (t) => {
+    const world = await start(t)
+    await world.publish(5)
+    const [bundle] = await jobs(world.sql)
+    for (const id of bundle?.ids ?? [])
+      assert.equal((await world.tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202)
+    assert.deepEqual(await jobs(world.sql), [bundle])
+    await world.startWorker()
+    await assertDeliveredOnce(world, 5)
+  })
+
+  test('bundles that are deleted by hand are found missing, and their deliveries sent', async (t) => {
+    const world = await start(t)
+    await world.publish(20)
+    await world.sql`delete from pgboss.job where name = 'deliveries'`
+    await world.sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
+    await world.startWorker()
+    await assertDeliveredOnce(world, 20)
+  })
+})
