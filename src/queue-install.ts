@@ -104,7 +104,10 @@ async function indexClaims(boss: PgBoss, table: string): Promise<void> {
  * bundle share its job (sql/functions/bundles.sql). Its rows are the same as those that `waybill.enqueue` makes, at a third of the cost.
  */
 const enqueueNew = (table: string) => `
-  create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[], bundles uuid[]) returns void language sql as $enqueue$
+  create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[], bundles uuid[]) returns void
+  language plpgsql set plan_cache_mode = force_generic_plan as $enqueue$
+  #variable_conflict use_column
+  begin
     insert into ${table} (id, name, data, priority, start_after, created_on, keep_until, expire_seconds, deletion_seconds,
       retry_limit, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
     select j.id, q.name, j.data, -floor(tag)::int, pgboss.job_now(), pgboss.job_now(),
@@ -119,8 +122,8 @@ const enqueueNew = (table: string) => `
       from unnest(tenants, ids, tags, bundles) with ordinality as d (tenant_id, id, tag, bundle, i)
       where bundle is not null group by bundle
       order by i
-    ) j join pgboss.queue q on q.name = '${DELIVERIES}'
-  $enqueue$`
+    ) j join pgboss.queue q on q.name = '${DELIVERIES}';
+  end $enqueue$`
 
 /**
  * pg-boss's own statements as functions, for our functions to call: `enqueue` takes jobs as JSON; `fetch_due` the bounds of their

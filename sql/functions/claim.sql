@@ -175,7 +175,7 @@ end $$;
 -- Says of claims that their worker is alive. In the order of their ids, and without those that somebody settles at this
 -- moment: to wait for them with others in hand could be to wait for each other.
 create or replace function waybill.touch(ids uuid[], retry_counts int[]) returns void language sql
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
   with claimed as (
     select j.id from pgboss.job j join unnest(ids, retry_counts) as u (id, retry_count) on j.id = u.id and j.retry_count = u.retry_count

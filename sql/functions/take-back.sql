@@ -7,7 +7,7 @@
 create or replace function waybill.take_back(lapse interval, suspect int, poison int, most int, thorough boolean)
 returns table (tenant_id text, delivery_id uuid, retry_count int, crashes int, due_now boolean) language plpgsql
 -- By index alone, whatever the statistics say of a queue that changes faster than they do.
-set enable_seqscan = off set enable_bitmapscan = off
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare

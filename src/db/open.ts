@@ -44,7 +44,7 @@ const CONNECT_MS = 5000
  * one, or its locks, that the other has lost.
  *
  * The database knows the connections by `name`. `claims: true` is for claiming jobs: its commits return before they are on
- * disk. A crash may forget a claim.
+ * disk, since a crash may forget a claim; and what it asks are functions, whose calls need no plan for the values at hand.
  */
 export function openDb(
   url: string,
@@ -71,7 +71,7 @@ export function openDb(
     tcp_keepalives_interval: 2,
     tcp_keepalives_count: 5,
     tcp_user_timeout: 15_000,
-    ...(options.claims && { synchronous_commit: 'off' }),
+    ...(options.claims && { synchronous_commit: 'off', plan_cache_mode: 'force_generic_plan' }),
   })
   const pool = createPool(config, {
     max,
