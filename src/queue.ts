@@ -4,18 +4,23 @@ import { startOptions } from './db/settings.ts'
 import { readDatabaseUrl } from './db/url.ts'
 import type { Log } from './log.ts'
 
-/** One job per live delivery; the job's id is the delivery's, so a delivery can never be queued twice. */
+/**
+ * One job per live delivery, with the delivery's id, so that a delivery can never be queued twice; or one for several that were
+ * published together (sql/functions/bundles.sql).
+ */
 export const DELIVERIES = 'deliveries'
 /** Deliveries that were given up on, until the dead-letter worker has marked them. */
 export const DEAD_LETTERS = 'dead_letters'
 
-/** What a delivery's job carries. */
+/** What a job carries. */
 export type DeliveryJob = {
   tenant_id: string
   /** Its place in fair order (waybill.queue_clock). The job's priority is this, negated and rounded, until it returns from a claim. */
   tag?: number
   /** For a paced endpoint: when the attempt may start, in milliseconds since 1970 by the database's clock. */
   slot?: number
+  /** Of a bundle: the deliveries that it stands for and that are not settled yet. */
+  ids?: string[]
 }
 
 export type QueueSettings = {

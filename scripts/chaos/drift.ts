@@ -49,6 +49,12 @@ export const watchJobs = (world: World) => watch(world.scope, OFTEN_MS, () => jo
 export async function startBacklog(world: World, count: number) {
   const { sql } = world.database
   await publishMany(world, count, 'order.later')
+  // Each with a job of its own, as after a failure.
+  await sql`
+    update pgboss.job set state = 'active', started_on = now(), heartbeat_on = now() where name = 'deliveries' and data ? 'ids'`
+  await sql`
+    select waybill.unbundle(array_agg(data ->> 'tenant_id'), array_agg(job.id), array_agg(members.id::uuid), false)
+    from pgboss.job, jsonb_array_elements_text(data -> 'ids') as members (id) where name = 'deliveries' having count(*) > 0`
   // As retries, which alone may be due so late. By its count, the next attempt is the first.
   await sql`
     update pgboss.job set state = 'retry', retry_count = -1, started_on = now(), start_after = now() + interval '1 day',

@@ -2,6 +2,7 @@ import type { Experiment } from './experiment.ts'
 import { round } from './measure.ts'
 import { sleep } from './publisher.ts'
 
+/** Of one delivery: several may have shared the job. */
 type Job = { id: string; state: string; start_after: Date }
 
 const robbed: Experiment = {
@@ -18,7 +19,10 @@ const robbed: Experiment = {
     const load = world.load({ rate: 30 })
     await sleep(world.random.integer(4000, 6000))
     const at = Date.now()
-    const jobs = await sql<Job[]>`delete from pgboss.job where name = 'deliveries' returning id, state, start_after`
+    const jobs = await sql<Job[]>`
+      with gone as (delete from pgboss.job where name = 'deliveries' returning *)
+      select coalesce(members.id, gone.id::text) as id, state, start_after
+      from gone left join lateral jsonb_array_elements_text(data -> 'ids') as members (id) on true`
     world.fault(at)
     await load.stop()
     await world.quiesce()

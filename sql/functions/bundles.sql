@@ -72,10 +72,10 @@ declare
 begin
   perform from pgboss.job where name = 'deliveries' and id = any(bundles) and state = 'active' order by id for no key update;
   insert into pgboss.job (id, name, data, priority, state, start_after, created_on, started_on, heartbeat_on, keep_until, expire_seconds,
-    deletion_seconds, retry_limit, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
+    deletion_seconds, retry_limit, retry_count, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
   select u.id, j.name, j.data - 'ids', j.priority, case when claimed then j.state else 'created' end, j.start_after, j.created_on,
     case when claimed then j.started_on end, case when claimed then j.heartbeat_on end, j.keep_until, j.expire_seconds,
-    j.deletion_seconds, j.retry_limit, j.retry_delay, j.retry_backoff, j.retry_delay_max, j.policy, j.dead_letter, j.heartbeat_seconds
+    j.deletion_seconds, j.retry_limit, j.retry_count, j.retry_delay, j.retry_backoff, j.retry_delay_max, j.policy, j.dead_letter, j.heartbeat_seconds
   from unnest(bundles, deliveries) as u (bundle, id) join pgboss.job j on j.id = u.bundle
   where j.name = 'deliveries' and j.id = any(bundles) and j.state = 'active' and j.data -> 'ids' ? u.id::text
   on conflict do nothing;

@@ -1,6 +1,6 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db } from '../db/open.ts'
-import { bossDb, DEAD_LETTERS } from '../queue.ts'
+import { bossDb, DEAD_LETTERS, DELIVERIES } from '../queue.ts'
 import { unbundle } from './claim.ts'
 import type { AttemptRecord } from './record.ts'
 
@@ -38,6 +38,10 @@ export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Resu
   const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
   const retries = new Map<string, Date | null>()
   if (failed.length > 0) {
+    const bundles = attempts.flatMap(({ claim: { bundle } }) => bundle ?? [])
+    // All of the batch at once: those of the others are locked later, and who holds these might wait for them.
+    if (bundles.length > 0)
+      await sql`select from pgboss.job where name = ${DELIVERIES} and id = any(${bundles}::uuid[]) order by id for no key update`
     await unbundle(
       sql,
       failed.map(({ claim }) => claim),
