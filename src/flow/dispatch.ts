@@ -10,8 +10,8 @@ export type Kind = 'first' | 'retry'
 const POLL_MS = 500
 /** The pause between fetches when few slots are free: a fetch for several costs no more than one for a single slot. */
 const PAUSE_MS = 5
-/** Ten bundles (sql/functions/bundles.sql). Fewer and larger claims cost less, and what waits in hand lasts for longer than the pause. */
-const MAX_BATCH = 160
+/** Six bundles (sql/functions/bundles.sql). More at once would often be more than an endpoint may have waiting here, and be held. */
+const MAX_BATCH = 96
 
 /**
  * Keeps `slots` filled: fetches as many items as there are free slots, never more, so that a slow receiver blocks one slot and

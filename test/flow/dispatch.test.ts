@@ -111,7 +111,7 @@ suite('the dispatcher', () => {
 
   test('asks for half as much after each fetch that fails, down to one, and for more again after each that does not', async (t) => {
     const asked: number[] = []
-    const expected = [160, 80, 40, 20, 10, 5, 3, 2, 1, 2, 4, 8, 16, 32, 64, 128, 160]
+    const expected = [96, 48, 24, 12, 6, 3, 2, 1, 1, 2, 4, 8, 16, 32, 64, 96, 96]
     const { stop, wake } = startDispatcher({
       slots: 500,
       log,
