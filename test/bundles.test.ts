@@ -2,9 +2,8 @@ import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import { openDb, type Pool } from '../src/db/open.ts'
 import { type Claim, createClaim, touch, unclaim } from '../src/flow/claim.ts'
-import { createRecord } from '../src/flow/record.ts'
 import { createLog } from '../src/log.ts'
-import { createBoss } from '../src/queue.ts'
+import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled } from './support/lanes.ts'
@@ -212,24 +211,7 @@ suite('bundles', { concurrency: 2 }, () => {
   test('of deliveries whose bundle a worker has lost, and claimed again, only the second attempts are stored', async (t) => {
     const { sql, databaseUrl, publish, claim, pool } = await start(t)
     await publish(6)
-    const boss = createBoss(databaseUrl, log)
-    const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSeconds: 1, disableAfterSeconds: 0 }
-    const record = createRecord({ pool, boss, log, rules })
-    const attempt = (claim: Claim, statusCode: number) =>
-      record({
-        claim,
-        outcome: {
-          startedAt: performance.now(),
-          durationMs: 1,
-          statusCode,
-          error: statusCode === 200 ? null : 'http_status',
-          errorMessage: null,
-          responseBody: '',
-          responseTruncated: false,
-          retryAfter: null,
-        },
-        verdict: statusCode === 200 ? { kind: 'delivered' } : { kind: 'failed', notBeforeSeconds: 0 },
-      })
+    const attempt = createAttempt(pool, databaseUrl)
     const [recorded, ...lapsed] = (await claim({ kind: 'first', thorough: true, max: 10 })).send as [Claim, ...Claim[]]
     assert.equal((await attempt(recorded, 200)).settled, true)
     await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = 'deliveries'`

@@ -3,9 +3,8 @@ import { test } from 'node:test'
 import { openDb, type Pool } from '../src/db/open.ts'
 import { type Claim, createClaim } from '../src/flow/claim.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
-import { createRecord } from '../src/flow/record.ts'
 import { createLog } from '../src/log.ts'
-import { createBoss } from '../src/queue.ts'
+import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany } from './support/lanes.ts'
@@ -122,37 +121,17 @@ for (const [lapsed, current] of [
     await tenant.createEndpoint('http://127.0.0.1:9/never')
     // One by one: what is published together shares a job.
     for (let n = 0; n < 3; n++) await publishMany(sql, tenant.tenantId, 1)
-    const log = createLog('warn')
-    const pool = openDb(url, { log, name: 'test', max: 2 })
-    const boss = createBoss(url, log)
+    const pool = openDb(url, { log: createLog('warn'), name: 'test', max: 2 })
     cleanUp(t, () => pool.end())
-    await boss.start()
-    cleanUp(t, () => boss.stop({ graceful: false }))
     const claim = createClaim(pool, 1e9)
     const due = async (kind: 'first' | 'retry') => (await claim({ kind, thorough: true, max: 10 })).send
-    const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSeconds: 1, disableAfterSeconds: 0 }
-    const record = createRecord({ pool, boss, log, rules })
     const [first, other] = (await due('first')) as [Claim, Claim]
     await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${first.deliveryId}`
     await sql`select * from waybill.take_back('10 seconds', 3, 5, 10, true)`
     const [second] = [...(await due('first')), ...(await due('retry'))] as [Claim]
     assert.equal(second.deliveryId, first.deliveryId)
 
-    const attempt = (claim: Claim, statusCode: number) =>
-      record({
-        claim,
-        outcome: {
-          startedAt: performance.now(),
-          durationMs: 1,
-          statusCode,
-          error: statusCode === 200 ? null : 'http_status',
-          errorMessage: null,
-          responseBody: '',
-          responseTruncated: false,
-          retryAfter: null,
-        },
-        verdict: statusCode === 200 ? { kind: 'delivered' } : { kind: 'failed', notBeforeSeconds: 0 },
-      })
+    const attempt = createAttempt(pool, url)
     // The first one is alone; what comes meanwhile is one batch.
     const ends = await Promise.all([attempt(other, 200), attempt(first, lapsed), attempt(second, current)])
     assert.deepEqual(

@@ -1,0 +1,31 @@
+import type { Pool } from '../../src/db/open.ts'
+import type { Claim } from '../../src/flow/claim.ts'
+import { createRecord, type Recorded } from '../../src/flow/record.ts'
+import { createLog } from '../../src/log.ts'
+import { createBoss } from '../../src/queue.ts'
+
+const log = createLog('warn')
+const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSeconds: 1, disableAfterSeconds: 0 }
+
+/** Records attempts as a worker does, as if they had been answered with the given status; what is called in one turn is one batch. */
+export function createAttempt(
+  pool: Pool,
+  databaseUrl: string,
+): (claim: Claim, statusCode: number) => Promise<Recorded> {
+  const record = createRecord({ pool, boss: createBoss(databaseUrl, log), log, rules })
+  return (claim, statusCode) =>
+    record({
+      claim,
+      outcome: {
+        startedAt: performance.now(),
+        durationMs: 1,
+        statusCode,
+        error: statusCode === 200 ? null : 'http_status',
+        errorMessage: null,
+        responseBody: '',
+        responseTruncated: false,
+        retryAfter: null,
+      },
+      verdict: statusCode === 200 ? { kind: 'delivered' } : { kind: 'failed', notBeforeSeconds: 0 },
+    })
+}
