@@ -61,7 +61,9 @@ export async function requireMigrated(pool: Pool): Promise<void> {
   } catch (error) {
     if (!isGone(error)) throw error
   }
-  throw new Error('the database is not at this version yet: run `npm run migrate`, or start without --no-migrate')
+  throw new Error(
+    'the database is not at this version yet: run `npm run migrate` (in the image, dist/migrate-alone.js), or start without --no-migrate',
+  )
 }
 
 /** Everything else would start on an older server, and deliver without recording anything. */

@@ -111,7 +111,7 @@ suite('starting', { concurrency: 3 }, () => {
 
   test('what migrates alone needs no keys, and whoever serves needs it no more', async (t) => {
     const { url: databaseUrl } = await createDatabase(t, { template: null })
-    const script = fileURLToPath(new URL('../scripts/migrate.ts', import.meta.url))
+    const script = fileURLToPath(new URL('../src/migrate-alone.ts', import.meta.url))
     const env = { PATH: process.env.PATH, DATABASE_URL: databaseUrl }
     await promisify(execFile)(process.execPath, [script], { env })
     await startService(t, { databaseUrl, args: ['--no-migrate'] })

@@ -1,9 +1,9 @@
-import { ConfigError, readConfig } from '../src/config.ts'
-import { untilReachable } from '../src/db/until-reachable.ts'
-import { startEmbedded } from '../src/embedded.ts'
-import { createLog } from '../src/log.ts'
-import { migrate } from '../src/migrate.ts'
-import { queueSettings } from '../src/service.ts'
+import { ConfigError, readConfig } from './config.ts'
+import { untilReachable } from './db/until-reachable.ts'
+import { startEmbedded } from './embedded.ts'
+import { createLog } from './log.ts'
+import { migrate } from './migrate.ts'
+import { queueSettings } from './service.ts'
 
 // Applies migrations and leaves: for deployments that migrate in a step of their own and start with --no-migrate.
 try {
