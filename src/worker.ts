@@ -139,6 +139,8 @@ export async function startWorker(deps: {
 
   // First, since it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
   const wake = { deliveries: (_retries: boolean) => {}, releaser: () => {} }
+  // Under which versions before 0.1.3 sweep: they would take what is in a bundle for a delivery without a job.
+  await pool.share('waybill.sweep')
   const endDue = await pool.listen(
     'waybill_due',
     (kind) => wake.deliveries(kind === 'retry'),

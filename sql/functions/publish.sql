@@ -360,6 +360,3 @@ begin
   ) r on true
   order by i;
 end $$;
-
--- As it was before version 0.1.3.
-drop function if exists waybill.enqueue_new(text[], uuid[], float8[], boolean[]);

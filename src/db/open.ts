@@ -26,6 +26,8 @@ export type Pool = Db & {
   begin<Result>(work: (sql: Db) => Promise<Result>): Promise<Result>
   /** Listens to a channel (db/listening.ts). */
   listen: ReturnType<typeof createListening>['listen']
+  /** Shares an advisory lock on the connection that listens. */
+  share: ReturnType<typeof createListening>['share']
   /** Closes all connections: those in use as soon as they are free, but after `timeout` seconds at the latest. */
   end(options?: { timeout?: number }): Promise<void>
 }
@@ -44,7 +46,7 @@ const CONNECT_MS = 5000
  * one, or its locks, that the other has lost.
  *
  * The database knows the connections by `name`. `claims: true` is for claiming jobs: its commits return before they are on
- * disk, since a crash may forget a claim; and what it asks are functions, whose calls need no plan for the values at hand.
+ * disk, since a crash may forget a claim; and plans are kept, since what it asks are calls of functions.
  */
 export function openDb(
   url: string,
@@ -98,6 +100,7 @@ export function openDb(
     max,
     begin: <Result>(work: (sql: Db) => Promise<Result>) => pool.lend((ask) => inTransaction(ask, work)),
     listen: listening.listen,
+    share: listening.share,
     async end({ timeout = 5 } = {}) {
       listening.end()
       await pool.end(timeout * 1000)

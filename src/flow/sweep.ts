@@ -65,7 +65,7 @@ async function endpointsAfter(pool: Pool, last: Endpoint): Promise<Endpoint[]> {
 async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
   const [swept] = await pool<{ count: number }[]>`
     with mine as (
-      select pg_try_advisory_xact_lock(hashtext('waybill.sweep')) as alone
+      select pg_try_advisory_xact_lock(hashtext('waybill.sweeping')) as alone
     ), lost as (
       select d.tenant_id, d.delivery_id, d.endpoint_id
       from mine, unnest(${endpoints.map((one) => one.tenant_id)}::text[], ${endpoints.map((one) => one.endpoint_id)}::uuid[]) as e (tenant_id, endpoint_id)
