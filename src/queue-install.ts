@@ -38,9 +38,9 @@ async function tableOf(boss: PgBoss): Promise<string> {
 }
 
 /**
- * Every delivery leaves two dead rows in the queue, which each fetch has to step over, so they are vacuumed after a thousand of
+ * Every job leaves two dead rows in the queue or more, which each fetch has to step over, so they are vacuumed after a thousand of
  * them, not after a fifth of the table. And each makes two entries in the index by id, so its pages get room: cleaning and
- * splitting full ones at each claim was a twentieth of a delivery's cost.
+ * splitting full ones at each claim was a twentieth of what a delivery with a job of its own cost.
  */
 async function tuneVacuum(boss: PgBoss, table: string): Promise<void> {
   await boss.getDb().executeSql(`do $$

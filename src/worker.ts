@@ -2,7 +2,7 @@ import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db/open.ts'
 import type { Sender } from './egress/send.ts'
 import { startAnnouncing } from './flow/announce.ts'
-import { type Claim, createClaim, touch } from './flow/claim.ts'
+import { type Claim, createClaim, dropClaims, touch } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
@@ -18,7 +18,6 @@ import { startReleaser } from './flow/release.ts'
 import { startTakingBack } from './flow/take-back.ts'
 import { Line } from './line.ts'
 import type { Log } from './log.ts'
-import { bossDb, DELIVERIES } from './queue.ts'
 import { cacheOpened, type SecretBox } from './secrets.ts'
 import { LAST_WORDS_MS } from './shutdown.ts'
 
@@ -167,10 +166,9 @@ export async function startWorker(deps: {
       }
       const { hold: unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, take)
-      const jobs = obsolete.map(({ job }) => job)
       if (full.length > 0) await aside(() => inHand.hold(full, { counted: true }))
       if (unsendable.length > 0) await aside(() => inHand.hold(unsendable, { counted: false }))
-      if (jobs.length > 0) await aside(() => boss.deleteJob(DELIVERIES, jobs, { db: bossDb(pool) }))
+      if (obsolete.length > 0) await aside(() => dropClaims(pool, obsolete))
       return claimed.more
     },
   })

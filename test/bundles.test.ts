@@ -116,6 +116,28 @@ suite('bundles', { concurrency: 2 }, () => {
     assert.deepEqual([all.length, new Set(all).size], [96, 96])
   })
 
+  test('a claim that finds others claimed gives whole bundles back as they were', async (t) => {
+    const { sql, publish, claim } = await start(t)
+    for (let n = 0; n < 20; n++) await publish(1)
+    await publish(80)
+    const bundles = (await jobs(sql)).filter(({ ids }) => ids !== null)
+    const claimed = await sql.begin(async (other) => {
+      await other`select from pgboss.job where name = 'deliveries' and not data ? 'ids' for update`
+      return await claim({ kind: 'first', thorough: true, max: 20 })
+    })
+    assert.deepEqual([claimed.send.length, claimed.more], [20, true])
+    const left = (await jobs(sql)).filter(({ state }) => state === 'created')
+    const whole = left.filter(({ ids }) => ids !== null)
+    assert.ok(
+      whole.length >= 3 &&
+        whole.every((job) => bundles.some(({ id, ids }) => id === job.id && ids?.length === job.ids?.length)),
+    )
+    // Twenty that the other has, and sixty of the eighty.
+    assert.equal(left.flatMap(({ id, ids }) => ids ?? id).length, 80)
+    assert.ok(left.length - whole.length < 20 + 16)
+    assert.equal((await sql`select from pgboss.job where state = 'created' and started_on is not null`).length, 0)
+  })
+
   test('a worker before bundles claims jobs of the deliveries’ own', async (t) => {
     const { sql, publish } = await start(t)
     await publish(20)
@@ -158,6 +180,63 @@ suite('bundles', { concurrency: 2 }, () => {
         .length,
       0,
     )
+  })
+
+  test('a bundle of which something was recorded was touched', async (t) => {
+    const { sql, databaseUrl, publish, claim, pool } = await start(t)
+    await publish(3)
+    const { send } = await claim({ kind: 'first', thorough: true, max: 100 })
+    await sql`update pgboss.job set heartbeat_on = now() - interval '8 seconds' where name = 'deliveries'`
+    await createAttempt(pool, databaseUrl)(send[0] as Claim, 200)
+    const [bundle] = await jobs(sql)
+    assert.deepEqual(
+      bundle?.ids,
+      send.slice(1).map(({ deliveryId }) => deliveryId),
+    )
+    assert.equal((await sql`select * from waybill.take_back('3 seconds', 3, 5, 10, true)`).length, 0)
+  })
+
+  test('while a worker runs, versions before bundles do not sweep', async (t) => {
+    const { sql, startWorker } = await start(t)
+    const mayThey = async () => (await sql`select pg_try_advisory_xact_lock(hashtext('waybill.sweep')) as so`)[0]?.so
+    assert.equal(await mayThey(), true)
+    const worker = await startWorker()
+    assert.equal(await mayThey(), false)
+    await sql`select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and mode = 'ShareLock'`
+    await waitFor(async () => !(await mayThey()))
+    await worker.stop()
+    assert.equal(await mayThey(), true)
+  })
+
+  test('what has left its bundle otherwise is sent by the job that it has then, and once', async (t) => {
+    const world = await start(t)
+    const { sql, publish, claim, endpoint, tenant } = world
+    await publish(96)
+    const [first, ...others] = await jobs(sql)
+    // As a version before bundles sweeps.
+    await sql`update waybill.deliveries set held = true, spent_retries = 0, next_attempt_at = null where bundle = ${first?.id ?? ''}`
+    await sql`select waybill.count_held(array[${tenant.tenantId}], array[${endpoint.endpoint_id}::uuid], array[16])`
+    const claimed = await claim({ kind: 'first', thorough: true, max: 16 })
+    assert.deepEqual([claimed.send.length, claimed.obsolete.length, claimed.more], [0, 16, true])
+    // The worker that has claimed it is lost.
+    await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${first?.id ?? ''}`
+    await sql`select * from waybill.take_back('10 seconds', 3, 5, 10, true)`
+    assert.deepEqual(await jobs(sql), others)
+    await world.startWorker()
+    await assertDeliveredOnce(world, 96)
+    assert.equal((await sql`select from waybill.attempts where attempt_number > 1`).length, 0)
+  })
+
+  test('what a claim finds obsolete leaves its bundle', async (t) => {
+    const world = await start(t)
+    const { sql, publish, endpoint, tenant } = world
+    await publish(48)
+    const [first] = await jobs(sql)
+    await sql`update waybill.deliveries set held = true, spent_retries = 0, next_attempt_at = null where bundle = ${first?.id ?? ''}`
+    await sql`select waybill.count_held(array[${tenant.tenantId}], array[${endpoint.endpoint_id}::uuid], array[16])`
+    await world.startWorker()
+    await assertDeliveredOnce(world, 48)
+    assert.equal((await sql`select from waybill.attempts where attempt_number > 1`).length, 0)
   })
 
   test('each is delivered once, and those that fail are retried by themselves', async (t) => {

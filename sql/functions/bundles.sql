@@ -1,7 +1,7 @@
 -- A bundle is one job for the first attempts of up to 16 deliveries of one tenant that were published together and stand at the same
--- place in the queue. Its `ids` are those that are not settled yet. It is claimed as a whole, once: whatever does not go as usual
--- (a failure, no room at the endpoint, a lost worker) gives the delivery a job of its own first. So a delivery costs a sixteenth of
--- a job as long as all goes well.
+-- place in the queue. Its `ids` are those that are not settled yet. It is claimed as a whole: a delivery that has to come again (after a
+-- failure, or because its worker stopped or was lost) gets a job of its own first. So a delivery costs a sixteenth of a job as long as
+-- all goes well.
 
 -- The job's id, made of its first delivery's: UUIDv8 (RFC 9562, 5.8), so never that of a delivery's own job.
 create or replace function waybill.bundle_id(first_delivery uuid) returns uuid language sql immutable parallel safe as $$
@@ -34,8 +34,9 @@ begin
   end loop;
 end $$;
 
--- Takes deliveries out of their bundles, and answers with those that were in them. A bundle that nothing is left of is finished.
--- Bundles are locked in the order of their ids.
+-- Takes deliveries out of their bundles, and answers with those that were in them. A bundle that nothing is left of is finished; one
+-- that was not touched for a while, perhaps because it was locked here, is now, as its worker is alive. Bundles are locked in the order of
+-- their ids.
 create or replace function waybill.leave_bundles(bundles uuid[], deliveries uuid[]) returns uuid[] language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
 set enable_mergejoin = off
@@ -52,7 +53,9 @@ begin
   ), staying as materialized (
     select bundle, members - ids::text[] as ids from found
   ), shrunk as (
-    update pgboss.job j set data = jsonb_set(j.data, '{ids}', s.ids) from staying s
+    update pgboss.job j set data = jsonb_set(j.data, '{ids}', s.ids),
+      heartbeat_on = case when j.heartbeat_on < now() - interval '3 seconds' then now() else j.heartbeat_on end
+    from staying s
     where j.name = 'deliveries' and j.id = s.bundle and s.ids <> '[]'
   ), ended as (
     delete from pgboss.job j using staying s where j.name = 'deliveries' and j.id = s.bundle and s.ids = '[]'
@@ -61,27 +64,52 @@ begin
   return coalesce(present, '{}');
 end $$;
 
+-- Finishes the jobs of deliveries that are claimed still, or their part in bundles, and answers with those. A fence is `job id:retry count`.
+create or replace function waybill.finish_claims(deliveries uuid[], fences text[]) returns uuid[] language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off
+as $$
+declare
+  jobs constant uuid[] := array(select left(fence, 36)::uuid from unnest(fences) as u (fence));
+  -- Of those that are the deliveries' own.
+  own constant uuid[] := array(select id from unnest(deliveries, jobs) as u (id, job) where id = job);
+  finished uuid[] := '{}';
+begin
+  if own <> '{}' then
+    select ids into finished
+    from waybill.finish_jobs('deliveries', own, array(select fence from unnest(deliveries, fences, jobs) as u (id, fence, job) where id = job));
+  end if;
+  if cardinality(own) < cardinality(deliveries) then
+    finished := finished || (
+      select waybill.leave_bundles(array_agg(job), array_agg(id)) from unnest(deliveries, jobs) as u (id, job) where id <> job);
+  end if;
+  return finished;
+end $$;
+
 -- Gives deliveries that are in claimed bundles jobs of their own, which are claimed as well, or, unless `claimed`, wait at the bundle's
--- place. Those that are in none, any more, are left alone.
+-- place. Those that are in none are left alone. What a bundle has of deliveries that are not its own any more, as an earlier version's
+-- sweep may have it, merely leaves it.
 create or replace function waybill.unbundle(tenants text[], bundles uuid[], deliveries uuid[], claimed boolean) returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$
 declare
   sorted constant uuid[] := array(select id from unnest(deliveries) as u (id) order by id);
-  single uuid[];
 begin
   perform from pgboss.job where name = 'deliveries' and id = any(bundles) and state = 'active' order by id for no key update;
+  with leaving as (
+    update waybill.deliveries d set bundle = null
+    from unnest(tenants, bundles, deliveries) as u (tenant_id, bundle, id) join pgboss.job j on j.id = u.bundle
+    where j.name = 'deliveries' and j.id = any(bundles) and j.state = 'active' and j.data -> 'ids' ? u.id::text
+      and d.tenant_id = u.tenant_id and d.delivery_id = u.id and d.bundle = u.bundle and not d.held
+      and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)])
+    returning u.id, u.bundle
+  )
   insert into pgboss.job (id, name, data, priority, state, start_after, created_on, started_on, heartbeat_on, keep_until, expire_seconds,
     deletion_seconds, retry_limit, retry_count, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
-  select u.id, j.name, j.data - 'ids', j.priority, case when claimed then j.state else 'created' end, j.start_after, j.created_on,
+  select l.id, j.name, j.data - 'ids', j.priority, case when claimed then j.state else 'created' end, j.start_after, j.created_on,
     case when claimed then j.started_on end, case when claimed then j.heartbeat_on end, j.keep_until, j.expire_seconds,
     j.deletion_seconds, j.retry_limit, j.retry_count, j.retry_delay, j.retry_backoff, j.retry_delay_max, j.policy, j.dead_letter, j.heartbeat_seconds
-  from unnest(bundles, deliveries) as u (bundle, id) join pgboss.job j on j.id = u.bundle
-  where j.name = 'deliveries' and j.id = any(bundles) and j.state = 'active' and j.data -> 'ids' ? u.id::text
+  from leaving l join pgboss.job j on j.id = l.bundle
+  where j.name = 'deliveries' and j.id = any(bundles)
   on conflict do nothing;
-  single := waybill.leave_bundles(bundles, deliveries);
-  update waybill.deliveries d set bundle = null
-  from unnest(tenants, deliveries) as u (tenant_id, id)
-  where u.id = any(single) and d.tenant_id = u.tenant_id and d.delivery_id = u.id
-    and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)]);
+  perform waybill.leave_bundles(bundles, deliveries);
 end $$;

@@ -2,8 +2,8 @@
 -- where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's month here, before it is
 -- sent, so that the quota holds however many workers claim at once; what goes beyond it (within_quota) is not an attempt and
 -- is taken out again when it is recorded. `sendable` is not true where the endpoint takes nothing now; status is null where the
--- delivery is gone. `bundle` is the job that a delivery shares, null if it has its own. `leads` marks the first one of each endpoint,
--- and `more` tells whether others are due.
+-- delivery is gone, or not its bundle's any more. `bundle` is the job that a delivery shares, null if it has its own. `leads` marks the
+-- first one of each endpoint, and `more` tells whether others are due.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
 -- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
@@ -33,6 +33,7 @@ declare
   bottom int;
   fit record;
   surplus uuid[];
+  unclaimed uuid[];
 begin
   select case
       when thorough then case when retries then first_retry else 2147483647 end
@@ -55,11 +56,15 @@ begin
   ) claimed;
   if ids is null then return; end if;
   if cardinality(ids) > most then
-    -- The bundle that begins within the bound ends beyond it, or others have claimed what was to be claimed here.
+    -- A first bundle that holds more, or others have claimed what was to be claimed here. What is too much goes back to its place:
+    -- whole bundles as they were, and some of one.
     surplus := array(select id from unnest(ids, bundles, priorities) as u (id, bundle, priority) where bundle is not null
-      order by priority, id desc limit cardinality(ids) - most);
+      order by priority, bundle desc, id desc limit cardinality(ids) - most);
+    unclaimed := array(select bundle from unnest(ids, bundles) as u (id, bundle) where bundle is not null
+      group by bundle having bool_and(id = any(surplus)));
+    update pgboss.job set state = 'created', started_on = null, heartbeat_on = null where name = 'deliveries' and id = any(unclaimed);
     perform waybill.unbundle(array_agg(tenant_id), array_agg(bundle), array_agg(id), false)
-    from unnest(tenants, bundles, ids) as u (tenant_id, bundle, id) where id = any(surplus);
+    from unnest(tenants, bundles, ids) as u (tenant_id, bundle, id) where id = any(surplus) and bundle <> all(unclaimed) having count(*) > 0;
     select array_agg(tenant_id), array_agg(id), array_agg(retry_count), array_agg(slot), array_agg(bundle)
     into tenants, ids, tries, slots, bundles
     from unnest(tenants, ids, tries, slots, bundles) as u (tenant_id, id, retry_count, slot, bundle) where id <> all(surplus);
@@ -74,13 +79,12 @@ begin
     left join lateral (
       select * from waybill.deliveries d where d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
         and d.delivery_id between first_id and last_id offset 0
-    ) d on true
+    -- One that has left its bundle otherwise, as an earlier version's sweep may have it, has a job of its own, or will.
+    ) d on j.bundle is null or d.bundle = j.bundle and not d.held
     left join lateral (
       select payload from waybill.events e where e.tenant_id = d.tenant_id and e.event_id = d.event_id
         and e.event_id between first_id and last_id offset 0
     ) e on true
-    -- One that has left its bundle otherwise, as an earlier version's sweep may have it, has a job of its own.
-    where j.bundle is null or d.bundle = j.bundle and not d.held
   ), targets as materialized (
     -- Each endpoint is looked up once.
     select t.*, p.is_active, p.url, p.signing_secret, p.ordered, p.max_per_second, s.breaker, s.probing,

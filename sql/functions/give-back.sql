@@ -23,14 +23,15 @@ begin
 end $$;
 
 -- Takes claimed deliveries out of the queue: their rows wait, `held`, until waybill.release_held queues them again with the
--- retries that they have left. `counted`: they have places in the month, which they give back.
-create or replace function waybill.hold_claims(tenants text[], deliveries uuid[], endpoints uuid[], retry_counts int[], counted boolean)
+-- retries that they have left. `bundles`: the jobs of those that have none of their own. `counted`: they have places in the month, which
+-- they give back.
+create or replace function waybill.hold_claims(tenants text[], deliveries uuid[], endpoints uuid[], bundles uuid[], retry_counts int[], counted boolean)
 returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$
 declare
-  fences constant text[] := array(select id || ':' || n from unnest(deliveries, retry_counts) as c (id, n));
-  finished constant uuid[] := (select ids from waybill.finish_jobs('deliveries', deliveries, fences));
+  fences constant text[] := array(select coalesce(bundle, id) || ':' || n from unnest(deliveries, bundles, retry_counts) as c (id, bundle, n));
+  finished constant uuid[] := waybill.finish_claims(deliveries, fences);
   sorted constant uuid[] := array(select id from unnest(finished) as f (id) order by id);
   held_tenants text[];
   held_endpoints uuid[];
@@ -51,6 +52,12 @@ begin
   -- Last, as where attempts are recorded: in another order the two could wait for each other.
   if counted then perform waybill.refund_attempts(held_tenants); end if;
 end $$;
+
+-- For workers of before version 0.1.3.
+create or replace function waybill.hold_claims(tenants text[], deliveries uuid[], endpoints uuid[], retry_counts int[], counted boolean)
+returns void language sql as $$
+  select waybill.hold_claims(tenants, deliveries, endpoints, array_fill(null::uuid, array[cardinality(deliveries)]), retry_counts, counted)
+$$;
 
 -- Gives places in the month back for attempts that were counted and then not made. What was counted in one month and is put
 -- away in the next is given back to the next, whose count does not fall below nothing. The rows are locked in the order in

@@ -13,21 +13,10 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
-  -- Of those with a fence: the jobs, and whether these are the deliveries' own.
   fenced constant uuid[] := array(select id from unnest(deliveries, fences) as u (id, fence) where fence is not null);
-  jobs constant uuid[] := array(select left(fence, 36)::uuid from unnest(fences) as u (fence) where fence is not null);
-  own constant uuid[] := array(select id from unnest(fenced, jobs) as u (id, job) where id = job);
   -- Null where all are, which is the rule.
-  finished uuid[] := '{}';
+  finished uuid[] := waybill.finish_claims(fenced, array_remove(fences, null));
 begin
-  if own <> '{}' then
-    select ids into finished
-    from waybill.finish_jobs('deliveries', own, array(select fence from unnest(deliveries, fences) as u (id, fence) where left(fence, 36)::uuid = id));
-  end if;
-  if cardinality(own) < cardinality(fenced) then
-    finished := finished || (
-      select waybill.leave_bundles(array_agg(job), array_agg(id)) from unnest(fenced, jobs) as u (id, job) where id <> job);
-  end if;
   if cardinality(finished) = cardinality(fenced) then finished := null; end if;
 
   perform waybill.move_deliveries(tenants, deliveries, fences, finished, attempt_numbers, recorded_attempts, statuses, reasons,

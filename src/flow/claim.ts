@@ -48,7 +48,7 @@ export type ClaimedJob = Pick<
   'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'bundle' | 'claimedAtMs' | 'hand'
 >
 
-/** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, or gone. `more`: others are due. */
+/** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, gone, or has another job. `more`: others are due. */
 export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[]; more: boolean }
 
 /**
@@ -73,6 +73,7 @@ type Row = {
   sendable: boolean | null
   within_quota: boolean
   slot: number | null
+  more: boolean
 } & (Lead | { [Field in keyof Lead]: null })
 
 /** What the first delivery of each endpoint tells for all of them. */
@@ -82,7 +83,6 @@ type Lead = {
   signing_secret: string
   previous_secret: string | null
   now_ms: number
-  more: boolean
 }
 
 /**
@@ -99,7 +99,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
         endpoint_id, sendable, within_quota, case when leads then url end as url, case when leads then at_once end as at_once,
         case when leads then encode(signing_secret, 'hex') end as signing_secret,
         case when leads then encode(previous_secret, 'hex') end as previous_secret,
-        case when leads then date_part('epoch', now) * 1000 end as now_ms, case when leads then more end as more
+        case when leads then date_part('epoch', now) * 1000 end as now_ms, more
       from waybill.claim_due(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
     const now = rows.find((row) => row.now_ms !== null)?.now_ms
     // The offset lies between these bounds. It changes only if they force it, so that a slow answer does not move it.
@@ -109,13 +109,12 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
 }
 
 function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
-  const claimed: Claimed = { send: [], hold: [], obsolete: [], more: false }
+  const claimed: Claimed = { send: [], hold: [], obsolete: [], more: rows[0]?.more ?? false }
   const endpoints = new Map<string, Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'claimedAtMs'>>()
   for (const row of rows) {
     if (row.url !== null) {
       const { url, at_once: atOnce, now_ms: claimedAtMs } = row
       endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, claimedAtMs })
-      claimed.more = row.more
     }
     const endpoint = endpoints.get(row.endpoint_id)
     const ids = {
@@ -165,6 +164,14 @@ export async function unbundle(sql: Db, claims: ClaimedJob[]): Promise<void> {
     select waybill.unbundle(${bundled.map(({ tenantId }) => tenantId)}::text[], ${bundled.map(({ bundle }) => bundle)}::uuid[],
       ${bundled.map(({ deliveryId }) => deliveryId)}::uuid[], true)`
 }
+
+/** Ends claims of deliveries that need no attempt. Those that have lapsed are left alone. */
+export async function dropClaims(pool: Pool, claims: ClaimedJob[]): Promise<void> {
+  await pool`select waybill.finish_claims(${claims.map(({ deliveryId }) => deliveryId)}::uuid[], ${claims.map(fenceOf)}::text[])`
+}
+
+/** pg-boss's fence: the job by which it was claimed, unless that has been claimed again. */
+export const fenceOf = ({ bundle, job }: ClaimedJob) => `${bundle ?? job.id}:${job.retryCount}`
 
 /** Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. */
 export async function unclaim(pool: Pool, claims: Claim[]): Promise<void> {

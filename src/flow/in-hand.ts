@@ -1,10 +1,10 @@
-import { type Db, type Pool, transact } from '../db/open.ts'
+import type { Pool } from '../db/open.ts'
 import { LocalFault } from '../egress/failure.ts'
 import { Line } from '../line.ts'
 import type { Log } from '../log.ts'
 import { DELIVERIES } from '../queue.ts'
 import { MissingKey } from '../secrets.ts'
-import { type Claim, type ClaimedJob, unbundle, unclaim } from './claim.ts'
+import { type Claim, type ClaimedJob, unclaim } from './claim.ts'
 import { insist } from './insist.ts'
 import { until } from './pacing.ts'
 import { PayloadLate } from './payload.ts'
@@ -144,17 +144,12 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
  */
 async function holdDeliveries(pool: Pool, jobs: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
   const column = <T>(read: (job: ClaimedJob) => T) => jobs.map(read)
-  const hold = (sql: Db) => sql`
-    select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(n), ${counted})
+  await pool`
+    select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(bundle), array_agg(n), ${counted})
     from unnest(${column((job) => job.tenantId)}::text[], ${column((job) => job.deliveryId)}::uuid[], ${column((job) => job.endpointId)}::uuid[],
-      ${column(({ job }) => job.retryCount)}::int[], ${column((job) => job.claimedAtMs)}::float8[]) as c (tenant_id, id, endpoint_id, n, claimed_ms)
+      ${column((job) => job.bundle)}::uuid[], ${column(({ job }) => job.retryCount)}::int[], ${column((job) => job.claimedAtMs)}::float8[])
+      as c (tenant_id, id, endpoint_id, bundle, n, claimed_ms)
     cross join lateral (
-      select started_on from pgboss.job j where j.name = ${DELIVERIES} and j.id = c.id offset 0) j
+      select started_on from pgboss.job j where j.name = ${DELIVERIES} and j.id = coalesce(c.bundle, c.id) offset 0) j
     where j.started_on <= to_timestamp(claimed_ms / 1000) having count(*) > 0`
-  if (jobs.every(({ bundle }) => bundle === null)) await hold(pool)
-  else
-    await transact(pool, async (sql) => {
-      await unbundle(sql, jobs)
-      await hold(sql)
-    })
 }

@@ -5,7 +5,7 @@ import type { Outcome } from '../egress/send.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
-import type { Claim } from './claim.ts'
+import { type Claim, fenceOf } from './claim.ts'
 import {
   type EndpointRules,
   lockStandings,
@@ -15,7 +15,7 @@ import {
   wouldMove,
 } from './observe.ts'
 import type { Verdict } from './retry.ts'
-import { fenceOf, queueDeadLetters, type Result, settleFailed } from './settle.ts'
+import { queueDeadLetters, type Result, settleFailed } from './settle.ts'
 
 /** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
 export type AttemptRecord =
@@ -105,7 +105,7 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
   /** For values that are usually all null: the list is null as well then. */
   const rare = <T>(read: (result: Result) => T | null) =>
     results.every((result) => read(result) === null) ? null : column(read)
-  const fence = (result: Result) => (result.verdict.kind === 'failed' ? null : fenceOf(result))
+  const fence = (result: Result) => (result.verdict.kind === 'failed' ? null : fenceOf(result.claim))
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
   const startedAt = ({ claim, outcome }: Result) =>
     outcome ? isoTime(Math.floor(outcome.startedAt + claim.clockOffsetMs)) : null

@@ -1,16 +1,15 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db } from '../db/open.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES } from '../queue.ts'
-import { unbundle } from './claim.ts'
+import { fenceOf, unbundle } from './claim.ts'
 import type { AttemptRecord } from './record.ts'
 
 /** How a delivery stands after an attempt: finished, waiting for a retry, or dead-lettered for a reason. */
 type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
 export type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | null }
 
-/** pg-boss's fence: the job by which it was claimed, unless that has been claimed again. */
-export const fenceOf = ({ claim: { job, bundle } }: AttemptRecord) => `${bundle ?? job.id}:${job.retryCount}`
-const ownFenceOf = ({ claim: { job } }: AttemptRecord) => `${job.id}:${job.retryCount}`
+/** Of a delivery that has left its bundle, if it was in one. */
+const ownFenceOf = ({ claim }: AttemptRecord) => fenceOf({ ...claim, bundle: null })
 
 /** A 410 of a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed. */
 async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
