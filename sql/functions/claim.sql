@@ -161,6 +161,8 @@ language sql as $$
   select c.tenant_id, c.delivery_id, c.retry_count, c.slot, c.status, c.attempt_count, c.earlier_attempts, c.event_id, c.event_type,
     c.payload, c.endpoint_id, c.url, c.signing_secret, c.previous_secret, c.at_once, c.sendable, c.within_quota, c.now
   from claimed c left join single on true
+  -- What is not its bundle's any more would be taken for gone, and its own job deleted.
+  where c.bundle is null or c.status is not null
 $$;
 
 -- Whether an ordered endpoint has nothing older that is not finished. By index, whether that is held or not. A function of its
