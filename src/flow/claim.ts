@@ -154,7 +154,7 @@ export const secretsOf = ({ signing_secret, previous_secret }: Pick<Lead, 'signi
   previous_secret ? [signing_secret, previous_secret] : [signing_secret]
 
 /**
- * Gives deliveries that were claimed with others jobs of their own, claimed likewise: for all that is not simply delivered. For a
+ * Gives deliveries that were claimed with others jobs of their own, claimed likewise: for those that have to come again. For a
  * transaction that then does something with these jobs. Doing it again does nothing.
  */
 export async function unbundle(sql: Db, claims: ClaimedJob[]): Promise<void> {
