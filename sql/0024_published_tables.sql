@@ -1,8 +1,5 @@
 -- A publication for all tables (change data capture, an upgrade by logical replication) forbids updating and deleting rows that
--- nothing identifies; these tables have no key, as they have one row. In the order in which claims take them. This waits for whoever
--- reads them, and claims and publishes wait behind it, so it gives up soon, and the start with it.
-set local lock_timeout = '1s';
+-- nothing identifies; these tables have no key, as they have one row. In the order in which claims take them.
 alter table waybill.claim_marks replica identity full;
 alter table waybill.queue_clock replica identity full;
 alter table waybill.functions replica identity full;
-set local lock_timeout = 0;

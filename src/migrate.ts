@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto'
 import { readdir, readFile } from 'node:fs/promises'
-import { isGone } from './db/errors.ts'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { isGone, isRetryable } from './db/errors.ts'
 import { type Db, openDb, type Pool } from './db/open.ts'
 import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
@@ -12,11 +13,14 @@ const MIGRATIONS = new URL('../sql/', import.meta.url)
 const FUNCTIONS = new URL('../sql/functions/', import.meta.url)
 /** One constant for all versions: whoever migrates this database takes turns. */
 const LOCK = 0x5741_5942
+/** How long others are left alone between two tries for a lock, behind which all of them wait: doubled each time, up to this. */
+const MAX_PAUSE_MS = 30_000
 
 /**
  * Brings the database to this program's schema: the queue, then what is missing of sql/*.sql, in order, together with the functions
  * of sql/functions, then the daily partitions. Several processes may call it at once; one works, the others wait and find nothing
- * to do. Throws what Postgres throws; then none of the files has left a trace.
+ * to do. Where a file needs a table that a dump or report reads, it waits for the end of that. Throws what else Postgres throws; then none of
+ * the files has left a trace.
  */
 export async function migrate(url: string, log: Log, settings: QueueSettings): Promise<void> {
   const pool = openDb(url, { log, name: 'waybill migrate', max: 1, patienceMs: 0 })
@@ -28,10 +32,12 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
     await requireOwnQueue(pool)
     // The functions call what is made here.
     await installQueue(url, log, settings)
-    const done = await pool.begin(async (sql) => {
+    const done = await untilFree(pool, log, async (sql) => {
       // Again, since a connection that was lost has taken its lock with it.
       await sql`select pg_advisory_xact_lock(${LOCK})`
       const files = await missing(sql)
+      // Whoever wants a table waits behind the one that waits for it.
+      await sql`set local lock_timeout = '1s'`
       for (const file of files) {
         await sql.text(await readFile(new URL(file, MIGRATIONS), 'utf8'))
         await sql`insert into waybill.migrations (file) values (${file})`
@@ -51,6 +57,19 @@ async function takeTurn(sql: Db, log: Log): Promise<void> {
   if (lock?.taken) return
   log.info('migration.waiting')
   await sql`select pg_advisory_lock(${LOCK})`
+}
+
+/** Runs `work` in a transaction, again and again as long as others keep it from a lock that it needs: a dump may take hours. */
+async function untilFree<Result>(pool: Pool, log: Log, work: (sql: Db) => Promise<Result>): Promise<Result> {
+  for (let pauseMs = 1000; ; pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS)) {
+    try {
+      return await pool.begin(work)
+    } catch (error) {
+      if (!isRetryable(error)) throw error
+      log.warn({ err: error, again_in_ms: pauseMs }, 'migration.blocked')
+      await sleep(pauseMs)
+    }
+  }
 }
 
 /** For a start that does not migrate: throws unless the database is at this program's schema, or at that of a later version. */

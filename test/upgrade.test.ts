@@ -219,6 +219,30 @@ suite('functions', { concurrency: true }, () => {
   })
 })
 
+suite('a table that a start has to change', { concurrency: true }, () => {
+  test('is waited for while a dump reads it, and others use it meanwhile', async (t) => {
+    const { url, sql } = await createDatabase(t)
+    await sql`alter table waybill.deliveries drop column bundle`
+    await sql`delete from waybill.migrations where file = '0025_bundles.sql'`
+    const program = await sql.begin(async (dump) => {
+      await dump`select from waybill.deliveries`
+      const started = runProgram(t, { args: ['--mode', 'api'], env: testEnvironment(url) })
+      await started.logged('migration.blocked')
+      const isFree = () =>
+        sql
+          .begin((other) => other`lock table waybill.deliveries in row exclusive mode nowait`)
+          .then(
+            () => true,
+            () => false,
+          )
+      await waitFor(isFree, { what: 'the start to let go of what it waits for' })
+      return started
+    })
+    await program.logged('service.ready')
+    await sql`select bundle from waybill.deliveries`
+  })
+})
+
 /** What migrations and functions make of the database, but for the days. */
 async function schemaOf(sql: Pool) {
   const columns = await sql`
