@@ -137,7 +137,7 @@ async function main(): Promise<void> {
   if (parts.includes('drain')) {
     await queueWarmUp(bench, waiting)
     say('drain')
-    report.drain = await beside(['posts'], () => measureDrain(bench))
+    report.drain = await beside(['posts', 'usualPosts'], () => measureDrain(bench))
     noteMemory()
   } else if (waiting > 0) await deliverAll(bench)
   if (parts.includes('both')) {
@@ -147,7 +147,7 @@ async function main(): Promise<void> {
   }
   if (parts.includes('fanout')) {
     say('fan-out')
-    report.fanout = await beside(['posts'], () => measureFanout(bench))
+    report.fanout = await beside(['posts', 'usualPosts'], () => measureFanout(bench))
     noteMemory()
   }
   if (parts.includes('latency')) {

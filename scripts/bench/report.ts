@@ -35,7 +35,10 @@ export function printReport(report: Report): void {
   const ratio = (value: number, ceiling: number | undefined, name: string) =>
     ceiling === undefined ? undefined : `${(value / ceiling).toFixed(2)} × ${name}`
   const ofCommits = (value: number, run: Beside<unknown>) => ratio(value, run.ceilings.commits, 'commits')
-  const ofPosts = (value: number, run: Beside<unknown>) => ratio(value, run.ceilings.posts, 'POSTs')
+  const ofPosts = (value: number, run: Beside<unknown>) =>
+    ratio(value, run.ceilings.posts, 'POSTs')?.concat(
+      run.ceilings.usualPosts === undefined ? '' : `, ${ratio(value, run.ceilings.usualPosts, 'usual ones')}`,
+    )
   const rows: Row[] = []
   const add = (what: string, figure: string, ratio?: string) =>
     rows.push(ratio ? [what, figure, ratio] : [what, figure])
@@ -46,6 +49,7 @@ export function printReport(report: Report): void {
     add(`ceiling: single-row commits, 16 connections (${ceilings.commitsBy})`, range(ceilings.commits, rate))
     add('ceiling: p50 of one bare commit, one node client', range(ceilings.oneCommit, ms))
     add('ceiling: raw signed POSTs, 200 in flight (undici)', range(ceilings.posts, rate))
+    add('the same made the usual way (its pool, request)', range(ceilings.usualPosts, rate))
     add('load generator against a trivial server', rate(ceilings.generator))
   }
   for (const run of report.publish ?? []) {
