@@ -87,11 +87,18 @@ export async function createCeilings(bench: Bench, post: Helper<'post'>) {
     posts: () => countPosts('dispatch'),
     usualPosts: () => countPosts('request'),
   }
-  async function countPosts(by: Posting['by']): Promise<number> {
+  async function countPosts(by: Posting['by'], during = seconds): Promise<number> {
     await receiver.ask('expect', { count: 0, seconds: 0 })
-    const run = await post.ask('run', { port: receiverPort, inFlight: 200, seconds, payloadBytes: PAYLOAD_BYTES, by })
+    const run = await post.ask('run', {
+      port: receiverPort,
+      inFlight: 200,
+      seconds: during,
+      payloadBytes: PAYLOAD_BYTES,
+      by,
+    })
     return run.posts / run.seconds
   }
+  for (const by of ['dispatch', 'request'] as const) await countPosts(by, 1)
   /** What was measured last and may stand for the present moment. */
   const fresh = new Map<Ceiling, number>()
 
@@ -162,9 +169,11 @@ export async function measurePublish(bench: Bench, connections: number): Promise
  * them, and the same for one, since a database with more in it works more.
  */
 export async function queueWarmUp(bench: Bench, waiting: number): Promise<void> {
-  const missing = (bench.quick ? 20_000 : 120_000) - waiting
+  const missing = warmUpDeliveries(bench) - waiting
   if (missing > 0) await publish(bench, { connections: 256, stop: { count: missing } })
 }
+
+const warmUpDeliveries = ({ quick }: Bench) => (quick ? 20_000 : 120_000)
 
 /** Publishes a backlog for a drain; answers with how many deliveries it is. */
 async function queueBacklog(bench: Bench, eventType = 'bench.one'): Promise<number> {
@@ -231,7 +240,7 @@ export async function measureBoth(bench: Bench): Promise<BothRun> {
 }
 
 export async function measureFanout(bench: Bench): Promise<FanoutRun> {
-  const events = (bench.quick ? 25_000 : 62_500) / FANOUT
+  const events = warmUpDeliveries(bench) / FANOUT
   const result = await publish(bench, { connections: 256, eventType: 'bench.ten', stop: { count: events } })
   const published = result.requests / result.seconds
   const drained = await measureDrain(bench, () => queueBacklog(bench, 'bench.ten'))
