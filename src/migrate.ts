@@ -19,8 +19,8 @@ const MAX_PAUSE_MS = 30_000
 /**
  * Brings the database to this program's schema: the queue, then what is missing of sql/*.sql, in order, together with the functions
  * of sql/functions, then the daily partitions. Several processes may call it at once; one works, the others wait and find nothing
- * to do. Where a file needs a table that a dump or report reads, it waits for the end of that. Throws what else Postgres throws; then none of
- * the files has left a trace.
+ * to do. While a dump or report reads a table that a file changes, it waits. Throws what else Postgres throws; then none of the files
+ * has left a trace.
  */
 export async function migrate(url: string, log: Log, settings: QueueSettings): Promise<void> {
   const pool = openDb(url, { log, name: 'waybill migrate', max: 1, patienceMs: 0 })
