@@ -106,6 +106,9 @@ const CERTIFICATE_MESSAGES: Record<string, string> = {
   ERR_TLS_CERT_ALTNAME_INVALID: 'the TLS certificate is not for this host name',
 }
 
+/** All of them, for the API's description. */
+export const ATTEMPT_ERRORS = Object.keys(MESSAGES)
+
 export function failure(error: AttemptError): Failure {
   return { error, errorMessage: MESSAGES[error] }
 }

@@ -13,7 +13,17 @@ import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
 import type { Env, Mount } from './route.ts'
-import { answers, attemptsQuery, deliveriesQuery, dlqQuery, id, listBody, listOf, timestamp } from './schemas.ts'
+import {
+  answers,
+  attemptError,
+  attemptsQuery,
+  deliveriesQuery,
+  dlqQuery,
+  id,
+  listBody,
+  listOf,
+  timestamp,
+} from './schemas.ts'
 
 const security = [{ apiKey: [] }]
 const deliveryPath = z.object({ delivery_id: id('delivery') })
@@ -63,10 +73,7 @@ const attempt = z
     endpoint_id: id('endpoint'),
     url: z.string().openapi({ example: 'https://hooks.example.com/waybill' }),
     status_code: z.int().nullable().openapi({ description: 'Null when there was no response.', example: 503 }),
-    error: z
-      .string()
-      .nullable()
-      .openapi({ description: 'Null on success, else the class of the failure.', example: 'http_status' }),
+    error: attemptError,
     error_message: z.string().nullable().openapi({ example: 'the receiver answered with a status other than 2xx' }),
     response_body: z
       .string()

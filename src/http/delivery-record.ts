@@ -1,7 +1,7 @@
 import { z } from '@hono/zod-openapi'
 import { fragment } from '../db/statement.ts'
 import { madeAt } from '../ids.ts'
-import { deliveryStatus, eventType, id, ownTenant, timestamp } from './schemas.ts'
+import { attemptError, deliveryStatus, eventType, id, ownTenant, timestamp } from './schemas.ts'
 
 export const deliveryRecord = z
   .object({
@@ -21,10 +21,7 @@ export const deliveryRecord = z
       .int()
       .nullable()
       .openapi({ description: 'Null when the last attempt got no response.', example: 200 }),
-    last_error: z
-      .string()
-      .nullable()
-      .openapi({ description: 'The class of the last attempt’s failure; null when it succeeded.', example: null }),
+    last_error: attemptError.openapi({ example: null }),
     dead_letter_reason: z
       .enum(['retries_exhausted', 'endpoint_gone', 'worker_lost', 'monthly_attempt_limit'])
       .nullable()

@@ -1,4 +1,5 @@
 import { z } from '@hono/zod-openapi'
+import { ATTEMPT_ERRORS } from '../egress/failure.ts'
 import { UUID } from '../ids.ts'
 
 /** Schemas that several routes share, so that the OpenAPI document explains a field once and everywhere alike. */
@@ -41,6 +42,17 @@ export const eventType = z
   .openapi({
     description: 'A dotted name: words of `A-Za-z0-9_-` joined by `.`, 1 to 128 characters.',
     example: 'invoice.paid',
+  })
+
+const ANSWERED = ['http_status', 'redirect']
+const UNANSWERED = ATTEMPT_ERRORS.filter((error) => !ANSWERED.includes(error)).map((error) => `\`${error}\``)
+
+export const attemptError = z
+  .string()
+  .nullable()
+  .openapi({
+    description: `The class of the failure; null on success. \`http_status\`, \`redirect\`: the receiver answered, and not with 2xx. \`worker_lost\`: the worker was lost during the attempt, which may have arrived. Otherwise no complete, valid answer came: ${UNANSWERED.join(', ')}.`,
+    example: 'http_status',
   })
 
 /**
