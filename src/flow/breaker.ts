@@ -60,10 +60,9 @@ export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): 
     if (seen.probeUnmade) return { ...now, probeInSeconds: 0 }
     return seen.probeFailed ? reopen(now.failedProbes + 1) : now
   }
-  if (seen.successes === 0 && seen.failureStreak >= HALF_OPEN_FAILURES) return reopen(now.failedProbes + 1)
+  if (seen.successes === 0) return seen.failureStreak >= HALF_OPEN_FAILURES ? reopen(now.failedProbes + 1) : now
   const ramp = now.ramp ?? RAMP_START
-  const isAtEnd = ramp >= rules.cap && seen.successes > 0
-  return isAtEnd ? CLOSED : closedOr({ ...now, ramp: Math.min(rules.cap, ramp + seen.successes) })
+  return ramp >= rules.cap ? CLOSED : closedOr({ ...now, ramp: Math.min(rules.cap, ramp + seen.successes) })
 
   function closedOr(next: Breaker): Breaker {
     return seen.held === 0 ? CLOSED : next

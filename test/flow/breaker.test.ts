@@ -59,7 +59,8 @@ suite('the breaker', () => {
 
   test('forgives a stray failure half way, and opens again after three in a row, with a longer wait', () => {
     const half: Breaker = { state: 'half_open', ramp: 8, failedProbes: 2, probeInSeconds: null }
-    assert.equal(after(half, { failureStreak: 1 }).state, 'half_open')
+    assert.deepEqual(after(half, { failureStreak: 1 }), half)
+    assert.deepEqual(after(half, { failureStreak: 1, held: 0 }), half, 'though nothing waits for it any more')
     assert.equal(after(half, { successes: 1, failureStreak: 0 }).ramp, 9)
     const again = after(half, { failureStreak: 3 })
     assert.deepEqual(again, { state: 'open', ramp: null, failedProbes: 3, probeInSeconds: 40 })
