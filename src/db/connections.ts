@@ -55,7 +55,8 @@ export function createPool(
   })
 
   pool.on('acquire', (client) => idle.delete(client))
-  pool.on('release', (isLost, client) => isLost || idle.add(client))
+  // One that has ended while it was lent has left already.
+  pool.on('release', (isLost, client) => isLost || (connections.has(client) && idle.add(client)))
   // It has left the pool already.
   pool.on('error', () => {})
 

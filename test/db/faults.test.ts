@@ -4,8 +4,9 @@ import { once } from 'node:events'
 import { readFile, writeFile } from 'node:fs/promises'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
-import { setFlagsFromString } from 'node:v8'
+import { queryObjects, setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
+import { Client } from 'pg'
 import { type Db, openDb, type Pool } from '../../src/db/open.ts'
 import { untilReachable } from '../../src/db/until-reachable.ts'
 import { createLog } from '../../src/log.ts'
@@ -92,6 +93,22 @@ test('a pool whose connection was lost in the middle of a query ends', async (t)
   await terminate('select pg_sleep%')
   await lost
   await pool.end()
+})
+
+test('connections that are lost in the middle of a query are forgotten', async (t) => {
+  const { url, open, sql } = await start(t)
+  const proxy = await between(t, url, (_client, forward) => forward())
+  const pool = open(proxy.url)
+  const before = queryObjects(Client, { format: 'count' })
+  for (let lost = 0; lost < 20; lost++) {
+    const query = assert.rejects(async () => await pool`select pg_sleep(60)`)
+    await isUnderWay(sql, 'select pg_sleep%')
+    proxy.sockets.at(-1)?.destroy()
+    await query
+    await sql`select pg_cancel_backend(pid) from pg_stat_activity where datname = current_database() and query like 'select pg_sleep%'`
+  }
+  // Counting collects garbage first.
+  assert.ok(queryObjects(Client, { format: 'count' }) <= before + 2)
 })
 
 test('a prepared statement whose result has changed is sent again as it was, and mixes nothing up', async (t) => {
