@@ -48,11 +48,12 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
     let full = false
     waiting = waiting.filter((entry) => {
       const { tenantId, amount } = entry
-      full ||= isFull(amount)
-      if (full || behind.has(tenantId) || !hasShare(tenantId, amount)) {
+      if (behind.has(tenantId) || !hasShare(tenantId, amount)) {
         behind.add(tenantId)
         return true
       }
+      full ||= isFull(amount)
+      if (full) return true
       take(tenantId, amount)
       entry.enter()
       return false

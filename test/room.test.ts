@@ -50,6 +50,17 @@ suite('room', () => {
     assert.deepEqual(entered, ['a1', 'a2', 'b1', 'a3', 'a4'])
   })
 
+  test('is not kept from others by a tenant that waits for its share', async () => {
+    const { hold, end, entered } = openRoom()
+    void hold('a1', 'a', 60)
+    void hold('a2', 'a', 60)
+    void hold('b1', 'b', 1)
+    await end('none')
+    assert.deepEqual(entered, ['a1', 'b1'])
+    await end('a1')
+    assert.deepEqual(entered, ['a1', 'b1', 'a2'])
+  })
+
   test('lets in alone what is larger than all of it', async () => {
     const { hold, end, entered } = openRoom()
     void hold('first', 'a', 1)
