@@ -6,7 +6,6 @@ import { fragment, join } from '../db/statement.ts'
 import { AppError } from '../errors.ts'
 import { createReplay } from '../flow/replay.ts'
 import { firstId } from '../ids.ts'
-import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
@@ -24,6 +23,7 @@ import {
   listOf,
   timestamp,
 } from './schemas.ts'
+import { readUsage } from './usage.ts'
 
 const security = [{ apiKey: [] }]
 const deliveryPath = z.object({ delivery_id: id('delivery') })
@@ -169,12 +169,8 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
   /** Without an attempt left this month, a replayed delivery would only be dead-lettered again. */
   async function requireAttempts(tenant: Tenant): Promise<void> {
     const limit = tenant.limits.monthly_attempts ?? deps.monthlyAttempts
-    const [used] = await pool<{ month: Date; current: number }[]>`
-      select month, coalesce((select count::float8 from waybill.usage u
-        where u.tenant_id = ${tenant.tenantId} and u.month = m.month and u.metric = 'attempts'), 0) as current
-      from (select date_trunc('month', now() at time zone 'utc')::date as month) m`
-    const { month, current } = used as { month: Date; current: number }
-    if (current >= limit) throw new AppError('monthly_attempts', { limit, current, resets_at: firstOfNextMonth(month) })
+    const { attempts: current, end } = await readUsage(pool, tenant.tenantId)
+    if (current >= limit) throw new AppError('monthly_attempts', { limit, current, resets_at: end })
   }
 
   mount.tenant(listDeliveries, { action: 'read' }, (c, tenant, { query }) => list(c, tenant, query))

@@ -1,12 +1,12 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db/open.ts'
 import type { RateAction } from '../flow/rate-limit.ts'
-import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimits } from './rate.ts'
 import type { Mount } from './route.ts'
 import { answers, timestamp } from './schemas.ts'
+import { readUsage } from './usage.ts'
 
 const security = [{ apiKey: [] }]
 const hardLimits = z
@@ -138,19 +138,13 @@ export function mountLimits(mount: Mount, deps: ServiceLimits & { pool: Pool; eg
   })
 
   mount.tenant(getUsage, { action: 'read' }, async (c, { tenantId }) => {
-    const [row] = await pool<{ start: Date; events: number; attempts: number }[]>`
-      select m.start, coalesce(sum(count) filter (where metric = 'events'), 0)::float8 as events,
-        coalesce(sum(count) filter (where metric = 'attempts'), 0)::float8 as attempts
-      from (select date_trunc('month', now() at time zone 'utc') at time zone 'utc' as start) m
-      left join waybill.usage u on u.tenant_id = ${tenantId} and u.month = (m.start at time zone 'utc')::date
-      group by m.start`
-    const { start, events, attempts } = row as { start: Date; events: number; attempts: number }
+    const { start, end, events, attempts } = await readUsage(pool, tenantId)
     return c.json(
       {
         ok: true,
         month: start.toISOString().slice(0, 7),
         period_start: start,
-        period_end: firstOfNextMonth(start),
+        period_end: end,
         events_count: events,
         attempts_count: attempts,
       },

@@ -10,11 +10,19 @@ import { waitFor } from '../support/wait.ts'
 
 const NEXT_MONTH = () => new Date(Date.UTC(new Date().getUTCFullYear(), new Date().getUTCMonth() + 1, 1)).toISOString()
 
+/** Where a month begins while the one before lasts in UTC. */
+const EAST = { TZ: 'Pacific/Kiritimati' }
+
 /** Two API processes on one database, and a way to make tenants whose calls take turns between them. */
 async function twoProcesses(scope: Scope, env: Record<string, string>) {
   const database = await createDatabase(scope)
-  const first = await startService(scope, { databaseUrl: database.url, mode: 'api', env })
-  const second = await startService(scope, { databaseUrl: database.url, mode: 'api', env, args: ['--no-migrate'] })
+  const first = await startService(scope, { databaseUrl: database.url, mode: 'api', env: { ...EAST, ...env } })
+  const second = await startService(scope, {
+    databaseUrl: database.url,
+    mode: 'api',
+    env: { ...EAST, ...env },
+    args: ['--no-migrate'],
+  })
   return {
     database,
     port: Number(new URL(first.url).port),
