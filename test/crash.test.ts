@@ -1,9 +1,12 @@
 import assert from 'node:assert/strict'
+import { connect, type Socket } from 'node:net'
 import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+import { listenTcp } from './support/tcp.ts'
 import { waitFor } from './support/wait.ts'
 
 type Attempt = { attempt_number: number; status_code: number | null; error: string | null; retry_state: string }
@@ -29,7 +32,7 @@ async function start(t: TestContext, env: Record<string, string> = {}) {
       },
       { timeoutMs: 60_000, what: `the delivery to be ${status}` },
     )
-  return { database, receiver, api, startWorker, tenant, deliveryOf, attemptsOf, becomes }
+  return { env, database, receiver, api, startWorker, tenant, deliveryOf, attemptsOf, becomes }
 }
 
 /** Holds a table against all who write to it. Returns what lets go of it. */
@@ -160,6 +163,9 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     const dead = await becomes(id, 'dead_lettered')
     assert.equal(dead.dead_letter_reason, 'worker_lost')
     assert.deepEqual(await attemptsOf(id), [[1, null, 'worker_lost', 'exhausted']])
+    const health = (await tenant.call('GET', `/v1/endpoints/${dead.endpoint_id}/health`)).body
+    assert.deepEqual([health.attempts, health.recent_status_codes], [1, [null]])
+    assert.notEqual(health.last_failure_at, null)
     const [listed] = (await tenant.call('GET', '/v1/dlq')).body.data
     assert.equal(listed.delivery_id, id)
     await tenant.call('POST', `/v1/deliveries/${id}/replay`)
@@ -246,6 +252,33 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
       await becomes(delivery_ids[0]!, 'delivered')
       assert.deepEqual(await attemptsOf(delivery_ids[0]!), [[1, 200, null, 'succeeded']])
     }
+  })
+
+  test('hundreds of attempts are handed back in time, although the database is far away', async (t) => {
+    await handedBack(async () => {
+      const world = await start(t, {
+        SHUTDOWN_GRACE_SECONDS: '1',
+        WORKER_CONCURRENCY: '1000',
+        ENDPOINT_CONCURRENCY: '1000',
+      })
+      world.receiver.script('/hook', gate().reply)
+      const near = new URL(world.database.url)
+      const late = (from: Socket, to: Socket) =>
+        from.on('data', (bytes) => setTimeout(() => to.writable && to.write(bytes), 20)).on('close', () => to.destroy())
+      const far = await listenTcp((client) => {
+        const database = connect(Number(near.port), near.hostname)
+        database.on('error', () => client.destroy())
+        late(client, database)
+        late(database, client)
+      })
+      cleanUp(t, far.close)
+      const databaseUrl = Object.assign(new URL(near), { port: far.port }).href
+      const worker = await startService(t, { databaseUrl, mode: 'worker', env: world.env })
+      await Promise.all(Array.from({ length: 250 }, () => world.tenant.publish()))
+      await world.receiver.until(250, { timeoutMs: 30_000 })
+      assert.deepEqual(await worker.stop(), { code: 0, signal: null })
+      return world
+    })
   })
 
   test('an attempt that outlasts the grace is handed back and costs nothing', async (t) => {

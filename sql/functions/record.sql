@@ -37,8 +37,8 @@ begin
         as retry_state
     from results where started_at is not null
     union all
-    select tenant_id, delivery_id, endpoint_id, url, lost, started_at, 0, null, 'worker_lost',
-      'the worker was lost during this attempt; the request may have arrived', null, false, started_at, 'will_retry'
+    select tenant_id, delivery_id, endpoint_id, url, lost, started_at, 0, null, 'worker_lost', waybill.lost_message(), null, false,
+      started_at, 'will_retry'
     from results, generate_series(recorded_attempts + 1, attempt_number - 1) lost where started_at is not null
   ), attempted as (
     insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code,
@@ -128,6 +128,24 @@ begin
     completed_at = case when r.status <> 'retrying' then now() end
   when not matched and false then insert (tenant_id) values (r.tenant_id);
 end $$;
+
+-- Gives up deliveries that have lost their worker in their last attempt, and records it.
+create or replace function waybill.record_lost(tenants text[], deliveries uuid[], endpoints uuid[], urls text[], attempt_numbers int[],
+  recorded_attempts int[], old_statuses waybill.delivery_status[])
+returns void language plpgsql
+as $$
+declare
+  each constant int[] := array[cardinality(deliveries)];
+begin
+  perform waybill.record(tenants, deliveries, array_fill(null::text, each), endpoints, urls, attempt_numbers, recorded_attempts,
+    old_statuses, array_fill('dead_lettered'::waybill.delivery_status, each), array_fill('worker_lost'::waybill.dead_letter_reason, each),
+    null, array_fill(now(), each), array_fill(0, each), array_fill(null::smallint, each), array_fill('worker_lost'::text, each),
+    array_fill(waybill.lost_message(), each), array_fill(null::text, each), array_fill(false, each));
+end $$;
+
+create or replace function waybill.lost_message() returns text language sql immutable as $$
+  select 'the worker was lost during this attempt; the request may have arrived'
+$$;
 
 do $$
 begin

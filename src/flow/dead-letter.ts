@@ -44,32 +44,14 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
         delete from pgboss.job where name = ${DELIVERIES} and id = any(${deliveries}::uuid[]) and state = 'failed'
         returning id, data ->> 'tenant_id' as tenant_id, retry_count + 1 as tries
       ), lost as (
-        select d.tenant_id, d.delivery_id, d.endpoint_id, d.status, d.attempt_count, d.earlier_attempts + f.tries as made
-        from failed f join waybill.deliveries d on d.tenant_id = f.tenant_id and d.delivery_id = f.id
+        select d.tenant_id, d.delivery_id, d.endpoint_id, p.url, d.status, d.attempt_count, d.earlier_attempts + f.tries as made
+        from failed f
+        join waybill.deliveries d on d.tenant_id = f.tenant_id and d.delivery_id = f.id
+        join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
         where d.status in ('pending', 'retrying') and ${within} for update of d
-      ), marked as (
-        update waybill.deliveries d set status = 'dead_lettered', dead_letter_reason = 'worker_lost', attempt_count = l.made,
-          last_attempt_at = now(), last_status_code = null, last_error = 'worker_lost', next_attempt_at = null, updated_at = now(), completed_at = now()
-        from lost l where d.tenant_id = l.tenant_id and d.delivery_id = l.delivery_id
-      ), attempted as (
-        insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, error, error_message,
-          response_truncated, retry_state)
-        select l.tenant_id, l.delivery_id, l.endpoint_id, p.url, n, now(), 0, 'worker_lost',
-          'the worker was lost during this attempt; the request may have arrived', false,
-          case when n = l.made then 'exhausted' else 'will_retry' end::waybill.retry_state
-        from lost l join waybill.endpoints p using (tenant_id, endpoint_id), generate_series(l.attempt_count + 1, l.made) n
-        returning tenant_id, endpoint_id, attempt_number
-      ), counted as (
-        insert into waybill.attempt_counts as c (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
-        select tenant_id, endpoint_id, date_trunc('hour', now(), 'utc'), 0, count(*), count(*) filter (where attempt_number > 1), 0
-        from attempted group by tenant_id, endpoint_id order by tenant_id, endpoint_id
-        on conflict (tenant_id, endpoint_id, hour, status_code) do update set
-          attempts = c.attempts + excluded.attempts, retries = c.retries + excluded.retries
       )
-      select waybill.count_deliveries(
-        array_agg(tenant_id) || array_agg(tenant_id), array_agg(endpoint_id) || array_agg(endpoint_id),
-        array_agg(status) || array_fill('dead_lettered'::waybill.delivery_status, array[count(*)::int]),
-        array_fill(-1, array[count(*)::int]) || array_fill(1, array[count(*)::int]))
+      select waybill.record_lost(array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(url), array_agg(made),
+        array_agg(attempt_count), array_agg(status))
       from lost having count(*) > 0`
     await boss.deleteJob(
       DEAD_LETTERS,

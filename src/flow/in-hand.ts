@@ -4,6 +4,7 @@ import { Line } from '../line.ts'
 import type { Log } from '../log.ts'
 import { DELIVERIES } from '../queue.ts'
 import { MissingKey } from '../secrets.ts'
+import { createBatcher } from './batch.ts'
 import { type Claim, type ClaimedJob, unclaim } from './claim.ts'
 import { insist } from './insist.ts'
 import { until } from './pacing.ts'
@@ -14,6 +15,7 @@ const NOT_HERE_MS = 1000
 const TELL_MS = 1000
 /** How many answered attempts per slot may wait for their record without one. A busy worker records a hundred while it makes the next. */
 const UNRECORDED = 1.5
+const MAX_GIVEN_BACK = 1000
 
 /**
  * What a worker has claimed and not let go of yet, whether under way or waiting for its endpoint or its moment, and the ways to put
@@ -56,6 +58,15 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
       claim.hand = null
     }
   }
+
+  /** When the grace is over, all interrupted attempts come at once, and have a second. */
+  const giveBack = createBatcher<Claim, null>({
+    max: MAX_GIVEN_BACK,
+    async run(claims) {
+      await unclaim(pool, claims)
+      return claims.map(() => null)
+    },
+  })
 
   /** They stay in hand until that is done: a claim that lapses counts as an attempt whose worker was lost. */
   async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
@@ -102,12 +113,9 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
      * database does not answer, the claims lapse instead.
      */
     async handBack(claims: Claim[]): Promise<void> {
-      if (claims.length === 0) return
-      try {
-        await unclaim(pool, claims)
-      } catch (error) {
-        log.error({ err: error, deliveries: claims.length }, 'worker.hand_back_failed')
-      }
+      await Promise.all(claims.map(giveBack)).catch((error: unknown) =>
+        log.error({ err: error, deliveries: claims.length }, 'worker.hand_back_failed'),
+      )
       letGo(claims)
     },
 
