@@ -7,6 +7,7 @@ import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
+import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -58,6 +59,32 @@ test('changes that wait for each other leave connections to everybody else', asy
   await lock`commit`
   // On a slow machine the lock was held for longer than they wait for others, or than their statement may take.
   for (const { status } of await Promise.all(changes)) assert.ok([200, 500, 503].includes(status), `${status}`)
+})
+
+test('held deliveries are released although a replay of one of them and their release wait for each other', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint(receiver.url('/hook'))
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, next_probe_at) select tenant_id, endpoint_id, 'open', now() from waybill.endpoints`
+  const [id] = (await tenant.publish()).delivery_ids
+  const waits = () =>
+    sql`select from pg_stat_activity where application_name = 'waybill worker' and wait_event_type = 'Lock' and query like '%release_held%'`
+  // What a replay does: it locks the delivery, then the endpoint's counters.
+  const worker = await sql.begin(async (replay) => {
+    // The other one is to give way.
+    await replay`set local deadlock_timeout = '1h'`
+    await replay`select from waybill.deliveries where delivery_id = ${id!} for update`
+    const worker = await startService(t, { databaseUrl: url, mode: 'worker' })
+    await waitFor(async () => (await waits()).length > 0, { what: 'the release to wait' })
+    await replay`update waybill.endpoint_stats set probing = ${id!}`
+    return worker
+  })
+  await receiver.until(1)
+  assert.deepEqual(
+    worker.logs.filter(({ level }) => level === 'error'),
+    [],
+  )
 })
 
 test('dead letters are taken although a replay of one of them and their taking wait for each other', async (t) => {

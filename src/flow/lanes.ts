@@ -35,8 +35,8 @@ export type Lanes = {
   takeStale(): Claim[]
   /** Removes and returns all waiting claims. */
   takeWaiting(): Claim[]
-  /** Tells which endpoints have held deliveries. */
-  noteHeld(endpointIds: Set<string>): void
+  /** Tells which endpoints have held deliveries; unless these are `all` of them, nothing is said of the others. */
+  noteHeld(endpointIds: Set<string>, how: { all: boolean }): void
   /**
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
    * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between.
@@ -210,8 +210,8 @@ export function createLanes({
     takeWaiting() {
       return [...lanes.values()].flatMap((lane) => lane.waiting.splice(0).map(({ claim }) => claim))
     },
-    noteHeld(endpointIds) {
-      for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId)
+    noteHeld(endpointIds, { all }) {
+      for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId) || (!all && lane.held)
     },
     reserve(tenantId, endpointId, wanted) {
       const lane = laneOf(endpointId, tenantId)

@@ -1,4 +1,4 @@
-import type { Pool } from '../db/open.ts'
+import { type Pool, retried } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import type { Lanes } from './lanes.ts'
 import { type Loop, startLoop } from './loop.ts'
@@ -27,7 +27,7 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
         from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
         where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now()) order by random() limit ${MAX_LANES}`
-      lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)))
+      lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
       const granted = candidates
         .map(({ tenant_id, endpoint_id, wanted }) => {
           const busy = lanes.busy(endpoint_id)
@@ -35,10 +35,13 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
         })
         .filter(({ busy, most }) => most > busy)
       if (granted.length === 0) return false
-      const released = await pool<{ endpoint_id: string; released: number }[]>`
-        select endpoint_id, released from waybill.release_held(
-          ${granted.map((lane) => lane.tenant_id)}::text[], ${granted.map((lane) => lane.endpoint_id)}::uuid[],
-          ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.most)}::int[], make_interval(secs => ${deps.leaseSeconds}))`
+      // A replay of the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
+      const released = await retried(
+        () => pool<{ endpoint_id: string; released: number }[]>`
+          select endpoint_id, released from waybill.release_held(
+            ${granted.map((lane) => lane.tenant_id)}::text[], ${granted.map((lane) => lane.endpoint_id)}::uuid[],
+            ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.most)}::int[], make_interval(secs => ${deps.leaseSeconds}))`,
+      )
       const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
       for (const { endpoint_id, busy, most } of granted)
         lanes.giveBack(endpoint_id, most - busy - (counts.get(endpoint_id) ?? 0))
