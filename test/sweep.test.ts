@@ -82,6 +82,9 @@ test('what is to begin tomorrow, because the clock was ahead, begins now', async
   }
   const paced = await create('paced', { max_per_second: 100 })
   await sql`update waybill.endpoint_stats set next_slot = now() + interval '1 day' where endpoint_id = ${paced}`
+  await sql`
+    update pgboss.job set start_after = now() + interval '1 day', data = data || jsonb_build_object('slot', extract(epoch from now() + interval '1 day') * 1000)
+    where id = (select min(delivery_id::text)::uuid from waybill.deliveries where endpoint_id = ${paced})`
   const ordered = await create('ordered', { ordered: true })
   await sql`
     update pgboss.job set start_after = now() + interval '1 day'

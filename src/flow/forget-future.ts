@@ -81,7 +81,9 @@ async function mendJobs(pool: Pool): Promise<number> {
       update pgboss.job j set start_after = due,
         started_on = case when j.started_on > now() then now() else j.started_on end,
         heartbeat_on = case when j.heartbeat_on > now() then now() else j.heartbeat_on end,
-        priority = case when j.priority > waybill.first_retry() then j.priority else waybill.retry_priority(due) end
+        priority = case when j.priority > waybill.first_retry() then j.priority else waybill.retry_priority(due) end,
+        -- Without its slot a paced delivery is held when it is claimed, and gets another.
+        data = j.data - 'slot'
       from late where j.name = ${DELIVERIES} and j.id = late.id
     ), found as (
       select d.tenant_id, d.delivery_id, due
