@@ -13,8 +13,9 @@ const QUEUE_CLOCK = 'queue_clock'
 const QUEUE_CLOCK_CRON = '37 * * * *'
 
 /**
- * The scheduled work, on pg-boss's cron: whichever worker process comes first does it, so it goes on when one dies.
- * Throws when `retentionCron` is not a cron expression.
+ * The scheduled work, on pg-boss's cron: whichever worker process comes first does it, so it goes on when one dies, or stops.
+ * Throws when `retentionCron` is not a cron expression. Call the returned function before the connections are closed: what then
+ * fails is no fault.
  */
 export async function startMaintenance(deps: {
   upkeep: Pool
@@ -24,8 +25,9 @@ export async function startMaintenance(deps: {
   retentionDays: number
   retentionCron: string
   log: Log
-}): Promise<void> {
+}): Promise<() => void> {
   const { upkeep, retention, boss, log } = deps
+  let stopping = false
   const work: [string, string, () => Promise<unknown>][] = [
     [RETENTION, deps.retentionCron, () => runRetention(retention, { days: deps.retentionDays, apply: true, log })],
     [PARTITIONS, PARTITIONS_CRON, () => makePartitions(upkeep)],
@@ -40,10 +42,13 @@ export async function startMaintenance(deps: {
         await run()
       } catch (error) {
         // pg-boss tries again, and tells nobody.
-        log.error({ err: error }, `${name}.failed`)
+        if (!stopping) log.error({ err: error }, `${name}.failed`)
         throw error
       }
     })
+  }
+  return () => {
+    stopping = true
   }
 }
 

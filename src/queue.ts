@@ -80,6 +80,13 @@ export function createBoss(url: string, log: Log): PgBoss {
   return boss
 }
 
+/** Ends what it is doing; others do it again. */
+export async function stopBoss(boss: PgBoss): Promise<void> {
+  // It would complain that what it has just ended cannot be finished.
+  boss.removeAllListeners('error').on('error', () => {})
+  await boss.stop({ graceful: false })
+}
+
 /** The two queues and their settings, as pg-boss makes and updates them. */
 export const queues = (settings: QueueSettings) => {
   // No job is ever dropped for being old.

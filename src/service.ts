@@ -14,7 +14,7 @@ import { createReads } from './http/reads.ts'
 import type { Log } from './log.ts'
 import { startMaintenance } from './maintenance.ts'
 import { migrate, requireMigrated } from './migrate.ts'
-import { createBoss, type QueueSettings, updateQueues } from './queue.ts'
+import { createBoss, type QueueSettings, stopBoss, updateQueues } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
 import type { Releasers } from './shutdown.ts'
 import { readVersion } from './version.ts'
@@ -26,7 +26,7 @@ export type Service = { port: number }
 /** Connections for requests, and for recording, holding and releasing. Few are enough: Postgres itself saturates first. */
 const API_CONNECTIONS = 10
 const WORKER_CONNECTIONS = 4
-/** For lists and sums. A request may have waited a second before (http/room.ts), and has 4 in all (http/deadline.ts). */
+/** For lists and sums. A request may have waited a second before (room.ts), and has 4 in all (http/deadline.ts). */
 const READS = { max: 8, patienceMs: 2500 }
 /** For scans of whole tables, which may take this long, on connections of their own. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
@@ -72,7 +72,8 @@ export async function startService(options: {
   const retention = open(' retention', RETENTION)
   const pulse = open(' health', { max: 1, patienceMs: HEALTH_PATIENCE_MS })
   if (!options.migrateFirst) await requireMigrated(pool)
-  await requireKeys(pool, secretBox)
+  // It reads all endpoints, however many these are.
+  await requireKeys(retention, secretBox)
   await warnUnlessDurable(pool, log)
 
   const auth = createAuth(pool, database.adminApiKey)
@@ -116,10 +117,10 @@ export async function startService(options: {
     const claims = open(' claims', { max: 1, claims: true })
     const boss = createBoss(database.url, log)
     await boss.start()
-    releasers.add('queue', () => boss.stop({ graceful: false }))
+    releasers.add('queue', () => stopBoss(boss))
     // Whichever process made the queues may have had other settings; retries are the workers' business.
     await updateQueues(boss, queueSettings(config))
-    await startMaintenance({
+    const stopMaintenance = await startMaintenance({
       upkeep,
       retention,
       boss,
@@ -127,6 +128,7 @@ export async function startService(options: {
       retentionCron: config.RETENTION_CRON,
       log,
     })
+    releasers.add('maintenance', stopMaintenance)
     const sender = createSender({
       allow: config.EGRESS_ALLOW,
       timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
@@ -186,10 +188,10 @@ const serviceLimits = (config: Config): ServiceLimits => ({
 /** Throws if a stored signing secret needs another key: better now than at every attempt. */
 async function requireKeys(pool: Pool, secretBox: SecretBox): Promise<void> {
   const rows = await pool<{ key_id: string }[]>`
-    select distinct encode(substring(secret from 1 for 4), 'hex') as key_id from (
-      select signing_secret as secret from waybill.endpoints
-      union all select previous_secret from waybill.endpoints where previous_secret_expires_at > now()
-    ) s`
+    select distinct encode(substring(secret from 1 for 4), 'hex') as key_id
+    from waybill.endpoints
+    cross join lateral (values (signing_secret), (case when previous_secret_expires_at > now() then previous_secret end)) s (secret)
+    where secret is not null`
   const missing = rows.map((row) => row.key_id).filter((keyId) => !secretBox.keyIds.includes(keyId))
   if (missing.length > 0) {
     throw new Error(

@@ -43,6 +43,23 @@ test('scheduled work that fails says so in the log, and is tried again', async (
   }
 })
 
+test('a worker that stops in the middle of scheduled work has nothing to complain of', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const worker = await startService(t, { databaseUrl: url, mode: 'worker' })
+  await sql.begin(async (locking) => {
+    await locking`lock table waybill.idempotency_keys in access exclusive mode`
+    await makeDue(url, ['retention'])
+    const waits = () =>
+      sql`select from pg_stat_activity where application_name = 'waybill worker retention' and wait_event_type = 'Lock'`
+    await waitFor(async () => (await waits()).length > 0, { timeoutMs: 30_000, what: 'retention to be under way' })
+    assert.deepEqual(await worker.stop(), { code: 0, signal: null })
+  })
+  assert.deepEqual(
+    worker.logs.filter(({ level }) => level === 'error'),
+    [],
+  )
+})
+
 test('a statement of retention may take an hour, on its schedule and on demand', async (t) => {
   const { url, sql } = await createDatabase(t)
   await sql.text(`
