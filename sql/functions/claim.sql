@@ -166,7 +166,7 @@ language sql as $$
 $$;
 
 -- Whether an ordered endpoint has nothing older that is not finished. By index, whether that is held or not. A function of its
--- own, since within waybill.claim each claim would open the indexes of every day, which takes longer than the rest of it.
+-- own, since within waybill.claim_due each claim would open the indexes of every day, which takes longer than the rest of it.
 create or replace function waybill.is_oldest(tenant text, endpoint uuid, delivery uuid) returns boolean language plpgsql stable
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$

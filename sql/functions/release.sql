@@ -55,7 +55,7 @@ begin
       l.slot + (row_number() over lane - 1) * interval '1 second' / l.max_per_second as slot
     from lanes l join sharing x using (tenant_id) cross join lateral (
       select delivery_id, spent_retries from waybill.deliveries d
-      where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.held
+      where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.status in ('pending', 'retrying') and d.held
         and d.delivery_id >= coalesce(l.wanted, '00000000-0000-0000-0000-000000000000')
       order by d.delivery_id limit greatest(l.room, 0)) d
     window lane as (partition by l.tenant_id, l.endpoint_id order by d.delivery_id)
