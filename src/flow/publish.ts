@@ -1,13 +1,12 @@
 import { LRUCache } from 'lru-cache'
 import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { textList } from '../db/statement.ts'
-import { AppError } from '../errors.ts'
 import { isSameJson } from '../json.ts'
-import { createRoom } from '../room.ts'
+import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
 
 /** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
-export type PublishLimits = {
+type PublishLimits = {
   rate: number
   window_seconds: number
   fanout: number
@@ -73,8 +72,6 @@ const DELIVERY_LENGTH = 1024
 
 /** Of the payloads that are being compared with the originals of their idempotency keys, originals included. */
 const COMPARED_BYTES = 1024 * 1024
-/** The answer is due in 4 seconds, and the batch has already taken some of them. */
-const LINE = { maxWaiting: 1000, maxWaitMs: 1000, refusal: () => new AppError('overloaded') }
 
 /**
  * Accepting events. The returned function resolves when the event, its deliveries, their jobs and all counters are
@@ -126,7 +123,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     await uncount(request, row)
   }
 
-  const room = createRoom(COMPARED_BYTES, LINE)
+  const room = createRequestRoom(COMPARED_BYTES)
 
   /** Whether the request repeats the event of its key; null when that is gone. */
   async function isRepeated(request: PublishRequest, row: Row): Promise<boolean | null> {

@@ -1,6 +1,5 @@
 import { PATIENCE_MS, type Pool } from '../db/open.ts'
-import { AppError } from '../errors.ts'
-import { createRoom } from '../room.ts'
+import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
 import type { RatePlace } from './publish.ts'
 
@@ -9,7 +8,6 @@ export type RateAction = 'events:write' | 'endpoints:write' | 'deliveries:replay
 
 /** How many may be on their way to be counted, and as many more wait for that. */
 const MAX_WAITING = 2000
-const MAX_WAIT_MS = 1000
 
 /**
  * Counts requests in fixed windows by the database's clock, exactly, however many processes count: one statement for all
@@ -47,11 +45,7 @@ export function createRateCounter(pool: Pool, windowSeconds: number) {
       }))
     },
   })
-  const room = createRoom(MAX_WAITING, {
-    maxWaiting: MAX_WAITING,
-    maxWaitMs: MAX_WAIT_MS,
-    refusal: () => new AppError('overloaded'),
-  })
+  const room = createRequestRoom(MAX_WAITING, { maxWaiting: MAX_WAITING })
   return async (asked: Asked): Promise<RatePlace> =>
     asked.limit === 0
       ? { limit: 0, count: 0, windowStart: new Date(), secondsLeft: 0 }

@@ -1,7 +1,7 @@
 import type { HttpBindings } from '@hono/node-server'
 import type { Context } from 'hono'
 import type { Pool } from '../db/open.ts'
-import { createRoom } from './room.ts'
+import { createRequestRoom } from '../room.ts'
 import type { Env } from './route.ts'
 
 /**
@@ -29,8 +29,8 @@ const UNREAD_WAIT_MS = 400
  * (http/listen.ts).
  */
 export function createReads(pool: Pool): Reads {
-  const turns = createRoom(pool.max)
-  const unread = createRoom(UNREAD_BYTES, UNREAD_WAIT_MS)
+  const turns = createRequestRoom(pool.max)
+  const unread = createRequestRoom(UNREAD_BYTES, { maxWaitMs: UNREAD_WAIT_MS })
 
   const takeRoom = (c: Context<Env>, tenantId: string, bytes: number) =>
     new Promise<void>((enter, refuse) => {

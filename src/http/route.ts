@@ -3,12 +3,12 @@ import type { OpenAPIHono, RouteConfig, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import { AppError, type FieldProblem } from '../errors.ts'
 import type { RateAction } from '../flow/rate-limit.ts'
+import { createRequestRoom } from '../room.ts'
 import type { Answer } from './answer.ts'
 import type { Auth, Tenant } from './auth.ts'
 import { expectedBytes, readJson } from './body.ts'
 import { startDeadline } from './deadline.ts'
 import type { RateLimit } from './rate.ts'
-import { createRoom } from './room.ts'
 
 export type Env = {
   Bindings: { incoming: IncomingMessage; outgoing: Answer }
@@ -23,7 +23,7 @@ type BodySchema<R extends RouteConfig> = NonNullable<R['request']>['body'] exten
 }
   ? Schema
   : undefined
-export type Input<R extends RouteConfig> = {
+type Input<R extends RouteConfig> = {
   params: Parsed<NonNullable<R['request']>['params']>
   query: Parsed<NonNullable<R['request']>['query']>
   headers: Parsed<NonNullable<R['request']>['headers']>
@@ -60,9 +60,9 @@ type TenantOptions = {
 export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }) {
   const { app, auth, rateLimit } = deps
   /** One for all tenants together, and one for the operator, so that no tenant can keep the operator out. */
-  const room = createRoom(TENANTS_BYTES)
-  const adminRoom = createRoom(ADMIN_BYTES)
-  const changes = createRoom(MAX_CHANGES, CHANGE_WAIT_MS)
+  const room = createRequestRoom(TENANTS_BYTES)
+  const adminRoom = createRequestRoom(ADMIN_BYTES)
+  const changes = createRequestRoom(MAX_CHANGES, { maxWaitMs: CHANGE_WAIT_MS })
 
   function mount<R extends RouteConfig>(route: R, handle: (c: Context<Env>) => Promise<Response>) {
     app.openAPIRegistry.registerPath(route)
