@@ -8,10 +8,10 @@ import { createLog } from '../src/log.ts'
 import { readVersion } from '../src/version.ts'
 
 /**
- * Writes the committed copies of the API's description: `node scripts/openapi.ts`. They are src/http/openapi.json, and
+ * Writes the committed copies of the API's description: `node scripts/openapi.ts`. They are test/http/openapi.json, and
  * the types of the tests' client, which carry the document's hash so that a test can tell whether they are of today.
  */
-const DOCUMENT = fileURLToPath(new URL('../src/http/openapi.json', import.meta.url))
+const DOCUMENT = fileURLToPath(new URL('../test/http/openapi.json', import.meta.url))
 const TYPES = fileURLToPath(new URL('../test/support/api-types.ts', import.meta.url))
 
 // Describing routes asks nothing of what serves them.

@@ -9,7 +9,7 @@ import { createDatabase } from '../support/database.ts'
 import { startService } from '../support/service.ts'
 import { API, problemsWith } from '../support/validate.ts'
 
-const FILE = new URL('../../src/http/openapi.json', import.meta.url)
+const FILE = new URL('openapi.json', import.meta.url)
 const REFRESH = 'node scripts/openapi.ts refreshes it'
 const database = await createDatabase({ after })
 const service = await startService({ after }, { databaseUrl: database.url, mode: 'api' })

@@ -6,7 +6,7 @@ import formats from 'ajv-formats'
 type Json = any
 
 /** The committed description of the API, which a test compares with the running service's. */
-export const API: Json = JSON.parse(readFileSync(new URL('../../src/http/openapi.json', import.meta.url), 'utf8'))
+export const API: Json = JSON.parse(readFileSync(new URL('../http/openapi.json', import.meta.url), 'utf8'))
 
 /** For the check, answers hold what the document says and not a field more. */
 const closed = structuredClone(API)
