@@ -142,7 +142,7 @@ export type Config = Readonly<z.infer<typeof environment>>
 
 /**
  * Reads the whole configuration from `env`, once. Throws a ConfigError that lists every bad variable, never only the
- * first. Whoever serves from an own database brings its keys (`needsKeys`); the embedded database keeps generated ones.
+ * first. With a DATABASE_URL its keys are required (`needsKeys`); the embedded database generates its own.
  */
 export function readConfig(env: Record<string, string | undefined>, { needsKeys = true } = {}): Config {
   const present = Object.fromEntries(Object.entries(env).filter(([, value]) => value !== undefined && value !== ''))

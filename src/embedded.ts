@@ -9,7 +9,7 @@ import { promisify } from 'node:util'
 import { ConfigError } from './config.ts'
 import type { Log } from './log.ts'
 
-export type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: string }
+type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: string }
 
 const DATA = 'postgres'
 const UNFINISHED = `${DATA}.`

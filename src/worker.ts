@@ -32,7 +32,7 @@ const STARTS_A_TURN = 5
 /** The reason with which requests are interrupted when the grace is over. */
 const SHUTTING_DOWN = new Error('the worker is shutting down')
 
-export type Worker = {
+type Worker = {
   /**
    * Stops claiming at once, waits up to `graceMs` for what is in flight, then interrupts the rest and hands it back. Resolves
    * at most a second later; what the database did not take by then lapses, and is sent again. May be called again with less

@@ -49,7 +49,7 @@ export type ClaimedJob = Pick<
 >
 
 /** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, gone, or has another job. `more`: others are due. */
-export type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[]; more: boolean }
+type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[]; more: boolean }
 
 /**
  * A claim's answer must arrive within the pool's patience however large the payloads are, or every worker would ask for the

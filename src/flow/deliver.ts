@@ -11,8 +11,8 @@ import { createSpread } from './spread.ts'
 
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when the
- * request is over and resolves, with what followed, once the attempt is recorded. It rejects if the sender is interrupted, and
- * where `withPayload` does: then there is nothing to record, and the claim should be handed back.
+ * request is over and resolves, with what followed, once the attempt is recorded. It rejects if nothing was sent or the request was
+ * interrupted: then the claim is to be handed back, or put off (flow/in-hand.ts). And if the record cannot be stored: then it lapses.
  */
 export function createDeliver(deps: {
   sender: Sender

@@ -1,4 +1,4 @@
-import { randomUUID } from 'node:crypto'
+import { randomUUIDv7 } from 'node:crypto'
 import { type IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http'
 import type { AppError } from '../errors.ts'
 
@@ -17,7 +17,7 @@ const SANE_REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/
 
 /** The id of a request: the client's own if it is well-formed, else a new one. */
 export const requestIdOf = (given: unknown): string =>
-  typeof given === 'string' && SANE_REQUEST_ID.test(given) ? given : randomUUID()
+  typeof given === 'string' && SANE_REQUEST_ID.test(given) ? given : randomUUIDv7()
 
 /**
  * Node's response, with the headers of every answer and those known before the answer is made, which are written together with

@@ -1,5 +1,5 @@
 import { type Db, type Pool, transact } from '../db/open.ts'
-import { assignments, fragment } from '../db/statement.ts'
+import { assignments, type Fragment, fragment } from '../db/statement.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
@@ -110,10 +110,8 @@ export function mountEndpoints(
       const isMoved = body.url !== undefined && body.url !== before.url && before.failing
       if ((body.is_active === true && !before.is_active) || isMoved)
         await startAgain(sql, tenant.tenantId, target, before.ordered)
-      const turnedOff = body.is_active === false && before.is_active
       const [updated] = await sql<EndpointRow[]>`
-        update waybill.endpoints set ${assignments(body)}, updated_at = now()
-          ${turnedOff ? fragment`, inactive_reason = 'tenant', inactive_since = now()` : body.is_active ? fragment`, inactive_reason = null, inactive_since = null` : fragment``}
+        update waybill.endpoints set ${assignments(body)}, updated_at = now() ${inactivity(before.is_active, body.is_active)}
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns}`
       // Whatever has changed, held deliveries may be allowed now.
       await sql`select pg_notify('waybill_held', '')`
@@ -136,6 +134,12 @@ export function mountEndpoints(
   })
 }
 
+/** Why and since when an endpoint is inactive, if that changes. */
+function inactivity(wasActive: boolean, isActive: boolean | undefined): Fragment {
+  if (isActive === false && wasActive) return fragment`, inactive_reason = 'tenant', inactive_since = now()`
+  return isActive ? fragment`, inactive_reason = null, inactive_since = null` : fragment``
+}
+
 /**
  * Gives an endpoint that was inactive, or failed at another URL, the benefit of the doubt: what was held goes out in growing chunks,
  * if it is ordered after the one retry that the others wait for.
@@ -144,7 +148,7 @@ async function startAgain(sql: Db, tenantId: string, endpointId: string, ordered
   if (ordered) await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`
   await sql`
     update waybill.endpoint_stats set failure_streak = 0, failing_since = null, probing = null, next_probe_at = null, failed_probes = 0,
-      breaker = case when held > 0 then 'half_open' else 'closed' end::waybill.breaker, 
+      breaker = case when held > 0 then 'half_open' else 'closed' end::waybill.breaker,
       breaker_since = case when held > 0 then now() end, ramp = case when held > 0 then 2 end
     where tenant_id = ${tenantId} and endpoint_id = ${endpointId}`
 }

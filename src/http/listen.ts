@@ -6,7 +6,7 @@ import { AppError } from '../errors.ts'
 import { Answer, errorBody, requestIdOf, SECURITY_HEADERS } from './answer.ts'
 import type { App } from './route.ts'
 
-export type Listening = {
+type Listening = {
   port: number
   /**
    * Takes no new connections, answers what is under way, then closes. Clients that have not sent a whole request within three seconds,
