@@ -1,6 +1,13 @@
 import assert from 'node:assert/strict'
+import { createServer } from 'node:http'
+import { connect } from 'node:net'
 import { test } from 'node:test'
 import { type Config, ConfigError, maskConfig, readConfig } from '../src/config.ts'
+import { cleanUp } from './support/cleanup.ts'
+import { createDatabase } from './support/database.ts'
+import { startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
+import { listen } from './support/tcp.ts'
 
 const KEY = Buffer.alloc(32, 1).toString('base64')
 const OWN = { DATABASE_URL: 'postgres://u:p@localhost/db', ADMIN_API_KEY: 'k'.repeat(16), ENCRYPTION_KEY: KEY }
@@ -164,4 +171,64 @@ test('what is logged of the configuration holds no key and no password', () => {
   )
   assert.equal(EGRESS_PROXY_URL, 'http://***@proxy.internal:3128/')
   assert.match(text, /127\.0\.0\.0\/8/)
+})
+
+test('the program hands on what it is set to', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const env = {
+    BASE_URL: 'https://hooks.example.com',
+    WEBHOOK_HEADER_PREFIX: 'acme',
+    ROTATION_OVERLAP_SECONDS: '60',
+    RETENTION_CRON: '5 4 * * *',
+  }
+  const service = await startService(t, { databaseUrl, env })
+  const tenant = await createTenant(service)
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url())
+  const { event_id } = await tenant.publish()
+  const [receipt] = await receiver.until(1)
+  assert.equal(receipt!.headers['acme-event-id'], event_id)
+  assert.deepEqual((await service.call('GET', '/openapi.json')).body.servers, [{ url: env.BASE_URL }])
+  assert.deepEqual((await tenant.call('GET', '/v1/safety/limits')).body.egress_exemptions, ['127.0.0.0/8', '::1/128'])
+  const rotated = (await tenant.call('POST', `/v1/endpoints/${endpoint_id}/rotate-secret`)).body
+  assert.equal(Date.parse(rotated.previous_secret_expires_at) - Date.parse(rotated.updated_at), 60_000)
+  const schedules = await sql`select name, cron, timezone from pgboss.schedule order by name`
+  assert.deepEqual(
+    schedules.map((row) => ({ ...row })),
+    [
+      { name: 'partitions', cron: '7 * * * *', timezone: 'UTC' },
+      { name: 'queue_clock', cron: '37 * * * *', timezone: 'UTC' },
+      { name: 'retention', cron: env.RETENTION_CRON, timezone: 'UTC' },
+    ],
+  )
+  assert.equal((await service.call('GET', '/health')).body.mode, 'all')
+  assert.equal(
+    (await (await startService(t, { databaseUrl, mode: 'worker' })).call('GET', '/health')).body.mode,
+    'worker',
+  )
+})
+
+test('with an egress proxy every delivery goes through it', async (t) => {
+  const { url: databaseUrl } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const asked: (string | undefined)[] = []
+  const proxy = createServer().on('connect', ({ url }, socket) => {
+    asked.push(url)
+    const tunnel = connect(Number(new URL(receiver.url()).port), '127.0.0.1', () => {
+      socket.write('HTTP/1.1 200 OK\r\n\r\n')
+      tunnel.pipe(socket).pipe(tunnel)
+    })
+    socket.on('error', () => tunnel.destroy())
+    tunnel.on('error', () => socket.destroy())
+  })
+  const { port, close } = await listen(proxy, 'unused', () => {})
+  cleanUp(t, close)
+  const tenant = await createTenant(
+    await startService(t, { databaseUrl, env: { EGRESS_PROXY_URL: `http://127.0.0.1:${port}` } }),
+  )
+  await tenant.createEndpoint('http://hooks.example.com/hook')
+  await tenant.publish()
+  const [receipt] = await receiver.until(1)
+  assert.equal(receipt!.headers.host, 'hooks.example.com')
+  assert.deepEqual(asked, ['hooks.example.com:80'])
 })

@@ -4,6 +4,7 @@ import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
+import { assertBooks, settled } from './support/lanes.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
 import { listenTcp } from './support/tcp.ts'
@@ -360,4 +361,40 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     assert.equal(ids.length, keys.length)
     assert.equal(new Set(ids).size, keys.length)
   })
+})
+
+test('a replay that loses its worker and has no retry left is dead-lettered, counted and told of', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const env = { RETRY_LIMIT: '0' }
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api', env }))
+  receiver.script('/hook', 200, gate().reply)
+  await tenant.createEndpoint(receiver.url('/hook'), { subscribed_events: ['a'] })
+  await tenant.createEndpoint(receiver.url('/told'), { subscribed_events: ['delivery.dead_lettered'] })
+  const doomed = await startService(t, { databaseUrl, mode: 'worker', env })
+  const id = (await tenant.publish('a')).delivery_ids[0]!
+  await settled(sql)
+  await tenant.call('POST', `/v1/deliveries/${id}/replay`)
+  await receiver.until(2, { path: '/hook' })
+  await doomed.kill()
+  const worker = await startService(t, { databaseUrl, mode: 'worker', env })
+  await worker.logged('delivery.worker_lost')
+  const [told] = await receiver.until(1, { path: '/told', timeoutMs: 30_000 })
+  assert.equal(JSON.parse(String(told!.body)).data.dead_letter_reason, 'worker_lost')
+  const { data } = (await tenant.call('GET', `/v1/deliveries/${id}/attempts`)).body
+  assert.deepEqual(
+    data.map((row: { status_code: number; error: string; retry_state: string }) => [
+      row.status_code,
+      row.error,
+      row.retry_state,
+    ]),
+    [
+      [200, null, 'succeeded'],
+      [null, 'worker_lost', 'exhausted'],
+    ],
+  )
+  await settled(sql)
+  const { body } = await tenant.call('GET', '/v1/metrics/summary')
+  assert.deepEqual(body.attempts_by_status_code, { 200: 2, none: 1 })
+  await assertBooks(sql)
 })

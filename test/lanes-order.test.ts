@@ -328,3 +328,20 @@ suite('pace and order', { concurrency: 3 }, () => {
     })
   })
 })
+
+test('max_per_second lets none go before its moment', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl }))
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url())
+  assert.equal(
+    (await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { max_per_second: 20 } })).status,
+    200,
+  )
+  await publishMany(sql, tenant.tenantId, 61)
+  await settled(sql)
+  // Later than its moment each may be.
+  const [row] = await sql`
+    select extract(epoch from max(started_at) - min(waybill.made_at(delivery_id)))::float8 as seconds from waybill.attempts`
+  assert.ok(row!.seconds > 2.9, `the last of 61 went after ${row!.seconds} s`)
+})

@@ -5,6 +5,10 @@ import { closeSync, openSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { suite, test } from 'node:test'
 import { cleanUp, type Scope } from './support/cleanup.ts'
+import { createDatabase } from './support/database.ts'
+import { settled } from './support/lanes.ts'
+import { startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
 
 const LOG = JSON.stringify(new URL('../src/log.ts', import.meta.url).href)
 
@@ -23,18 +27,20 @@ function startLogging(scope: Scope, program: string, { stdout = 'pipe' as 'pipe'
 }
 
 suite('the log', () => {
-  test('has where an error of the database came from, but no parameters of the statement', async (t) => {
+  test('has where an error of the database came from, but no parameters of the statement, and no row', async (t) => {
     const { child, ended } = startLogging(
       t,
       `for (const where of ['PL/pgSQL function f() line 3', "unnamed portal parameter $2 = 'SECRET'", "portal with parameters: $1 = 'acme', $2 = '{\\"card\\":4111}'"])
-        log.error({ err: Object.assign(new Error('canceled'), { where }) }, 'request.failed')`,
+        log.error({ err: Object.assign(new Error('canceled'), { where }) }, 'request.failed')
+      for (const detail of ['Process 1 waits for ShareLock', 'Failing row contains (acme, SECRET)'])
+        log.error({ err: Object.assign(new Error('refused'), { detail }) }, 'request.failed')`,
     )
     const lines: string[] = []
     createInterface(child.stdout!).on('line', (line) => lines.push(line))
     await ended
     assert.deepEqual(
-      lines.map((line) => JSON.parse(line).err.where),
-      ['PL/pgSQL function f() line 3', '***', '***'],
+      lines.map((line) => JSON.parse(line).err).map(({ where, detail }) => where ?? detail),
+      ['PL/pgSQL function f() line 3', '***', '***', 'Process 1 waits for ShareLock', '***'],
     )
   })
 
@@ -114,4 +120,18 @@ suite('the log', () => {
       assert.equal(numbers.length + dropped, lines + 1)
       assert.ok(dropped > lines / 10 && dropped < lines, `${dropped} lines were left out`)
     })
+})
+
+test('no line of the log holds a payload or a response', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const service = await startService(t, { databaseUrl, env: { LOG_LEVEL: 'trace', RETRY_LIMIT: '0' } })
+  const tenant = await createTenant(service)
+  await tenant.createEndpoint(receiver.url('/hook'))
+  receiver.script('/hook', { status: 500, body: 'canary-response' })
+  await tenant.publish('a.b', { secret: 'canary-payload' })
+  await settled(sql)
+  await service.logged('event.received')
+  await service.logged('delivery.attempted')
+  assert.doesNotMatch(service.stdout(), /canary-/)
 })

@@ -315,3 +315,20 @@ test('a probe that has been tried before goes before all retries that are due', 
     [delivery?.delivery_id],
   )
 })
+
+test('what is announced reaches endpoints of its own tenant alone', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme'), ('other', 'other')`
+  const [about, told, foreign] = [randomUUID(), randomUUID(), randomUUID()]
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+    select tenant, id, 'http://x', array['endpoint.disabled'], '' from unnest(array['acme', 'acme', 'other'], array[${about}, ${told}, ${foreign}]::uuid[]) as u (tenant, id)`
+  await sql`select waybill.announce('acme', ${about}, 'endpoint.disabled', '{}')`
+  await sql`select waybill.announce('other', ${foreign}, 'endpoint.disabled', '{}')`
+  await sql`select waybill.publish_announcements(100)`
+  const rows = await sql`select tenant_id, endpoint_id from waybill.deliveries`
+  assert.deepEqual(
+    rows.map((row) => ({ ...row })),
+    [{ tenant_id: 'acme', endpoint_id: told }],
+  )
+})

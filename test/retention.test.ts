@@ -481,3 +481,23 @@ test('a day that is read for long, as by a dump, loses its rows, is told of, and
   assert.equal(told().length, 3)
   assert.deepEqual(await count(), { pending: 1, retrying: 0, delivered: 0, held: 1 })
 })
+
+test('retention keeps the last RETENTION_DAYS days and the rest of the day before, wherever they stand', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl, mode: 'api', env: { RETENTION_DAYS: '20' } })
+  const tenant = await createTenant(service)
+  const { key } = tenant
+  // The 20th and the 21st day ago have tables; the 22nd has none, nor has the 19th.
+  for (const ago of [20, 21]) await makeDay(sql, ago)
+  const rows = await sql<{ id: string }[]>`
+    insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
+    select ${tenant.tenantId}, waybill.make_id(date_trunc('day', now(), 'UTC') - interval '20 days' + h * interval '1 hour'), 'old', '{}', 0
+    from unnest(array[-25, -1, 0, 23, 25]) h returning event_id as id`
+  const { body } = await service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
+  const [expected] = await sql`select date_trunc('day', now(), 'UTC') - interval '20 days' as at`
+  assert.deepEqual([body.events, body.cutoff], [2, expected!.at.toISOString()])
+  const statuses = await Promise.all(
+    rows.map(async ({ id }) => (await service.call('GET', `/v1/events/${id}`, { key })).status),
+  )
+  assert.deepEqual(statuses, [404, 404, 200, 200, 200])
+})

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createDatabase } from './support/database.ts'
+import { assertBooks, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -134,4 +135,27 @@ test('a probe that is due tomorrow, because the clock was ahead, is made now', a
     where endpoint_id = ${endpoint_id}`
   await startService(t, { databaseUrl, mode: 'worker' })
   await receiver.until(1, { timeoutMs: 60_000 })
+})
+
+test('a replay whose job is lost is one attempt more, and leaves no gap', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(api)
+  await tenant.createEndpoint(receiver.url())
+  const worker = await startService(t, { databaseUrl, mode: 'worker' })
+  const id = (await tenant.publish()).delivery_ids[0]!
+  await settled(sql)
+  await worker.stop()
+  await tenant.call('POST', `/v1/deliveries/${id}/replay`)
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
+  await startService(t, { databaseUrl, mode: 'worker' })
+  await settled(sql)
+  const { data } = (await tenant.call('GET', `/v1/deliveries/${id}/attempts`)).body
+  assert.deepEqual(
+    data.map((row: { status_code: number }) => row.status_code),
+    [200, 200],
+  )
+  await assertBooks(sql)
 })

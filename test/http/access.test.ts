@@ -4,6 +4,7 @@ import { after, describe, test } from 'node:test'
 import { createDatabase } from '../support/database.ts'
 import { routesOf } from '../support/routes.ts'
 import { ADMIN_KEY, createTenant, type Reply, startService } from '../support/service.ts'
+import { waitFor } from '../support/wait.ts'
 
 const database = await createDatabase({ after })
 const service = await startService({ after }, { databaseUrl: database.url, mode: 'api' })
@@ -153,4 +154,15 @@ test('secrets are shown once: no other answer holds one', async () => {
     ),
   )
   for (const text of texts) assert.doesNotMatch(text, /whsec_|wb_live_|signing_secret|previous_secret/)
+})
+
+test('a key that was deleted is accepted by no process soon after', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(service)
+  assert.equal((await tenant.call('GET', '/v1/endpoints')).status, 200)
+  await sql`delete from waybill.api_keys where tenant_id = ${tenant.tenantId}`
+  await waitFor(async () => (await tenant.call('GET', '/v1/endpoints')).status === 401, {
+    what: 'the key to be refused',
+  })
 })

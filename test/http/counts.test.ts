@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { type AddressInfo, createServer } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { createDatabase } from '../support/database.ts'
+import { settled } from '../support/lanes.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
@@ -246,3 +247,29 @@ async function age(days: number): Promise<void> {
     update waybill.events set event_id = pg_temp.older(event_id) where tenant_id = '${tenant.tenantId}';
     update waybill.attempt_counts set hour = hour - interval '${days} days' where tenant_id = '${tenant.tenantId}'`)
 }
+
+test('health tells the last status codes, newest first, the last success and failure, and rates of 24 hours', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, env: { RETRY_LIMIT: '0' } }))
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+  const codes = [500, 201, 404, 202, 503, 200]
+  receiver.script('/hook', ...(codes as [number, ...number[]]))
+  for (const _ of codes) {
+    await tenant.publish()
+    await settled(sql)
+  }
+  const health = async () => (await tenant.call('GET', `/v1/endpoints/${endpoint_id}/health`)).body
+  const { data } = (await tenant.call('GET', '/v1/deliveries')).body
+  const lastAt = (code: number) =>
+    data.find((row: { last_status_code: number }) => row.last_status_code === code).last_attempt_at
+  const now = await health()
+  assert.deepEqual(now.recent_status_codes, codes.toReversed())
+  assert.deepEqual([now.last_success_at, now.last_failure_at], [lastAt(200), lastAt(503)])
+  assert.deepEqual([now.attempts, now.success_rate], [6, 0.5])
+  await sql`update waybill.attempt_counts set hour = hour - interval '24 hours' where status_code >= 300`
+  const later = await health()
+  assert.deepEqual([later.attempts, later.success_rate], [3, 1])
+  await sql`update waybill.attempt_counts set hour = hour - interval '23 hours' where status_code < 300`
+  assert.equal((await health()).attempts, 3)
+})

@@ -3,6 +3,7 @@ import { after, describe, test } from 'node:test'
 import { identifier } from '../../src/db/statement.ts'
 import type { Scope } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
+import { settled } from '../support/lanes.ts'
 import { rawRequest } from '../support/raw-http.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { ADMIN_KEY, type Call, caller, createTenant, type Reply, startService } from '../support/service.ts'
@@ -376,4 +377,41 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     assert.deepEqual(body.rate_limits.read, { limit: 1, window_seconds: 2 })
     assert.equal(body.protections.rate_limiting, true)
   })
+})
+
+test('what was used in another month does not count in this one', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const service = await startService(t, { databaseUrl, env: { MONTHLY_EVENT_LIMIT: '1', MONTHLY_ATTEMPT_LIMIT: '1' } })
+  const tenant = await createTenant(service)
+  await tenant.createEndpoint(receiver.url())
+  const { delivery_ids } = await tenant.publish()
+  await receiver.until(1)
+  await settled(sql)
+  assert.equal((await tenant.call('POST', '/v1/events', { body: { event_type: 'a', payload: {} } })).status, 429)
+  assert.equal((await tenant.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`)).status, 429)
+  await sql`update waybill.usage set month = month - interval '1 month'`
+  const { body } = await tenant.call('GET', '/v1/usage/current')
+  assert.deepEqual([body.events_count, body.attempts_count], [0, 0])
+  await tenant.publish()
+  await receiver.until(2)
+  await settled(sql)
+  await sql`update waybill.usage set month = month - interval '2 months' where metric = 'attempts'`
+  assert.equal((await tenant.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`)).status, 202)
+  await receiver.until(3)
+})
+
+test('what a tenant may attempt in a month goes before what the service allows, also in the worker', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(api, { limits: { monthly_attempts: 2 } })
+  await tenant.createEndpoint(receiver.url())
+  const ids: string[] = []
+  for (let n = 0; n < 4; n++) ids.push(...(await tenant.publish()).delivery_ids)
+  await startService(t, { databaseUrl, mode: 'worker' })
+  await settled(sql)
+  const { body } = await tenant.call('GET', '/v1/metrics/summary')
+  assert.deepEqual(body.deliveries_by_status, { pending: 0, retrying: 0, delivered: 2, dead_lettered: 2 })
+  assert.equal((await tenant.call('POST', `/v1/deliveries/${ids[0]}/replay`)).status, 429)
 })

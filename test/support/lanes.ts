@@ -32,7 +32,7 @@ export const settled = (sql: Pool, timeoutMs = 60_000) =>
     { timeoutMs, what: 'every delivery to be finished' },
   )
 
-/** Fails unless the endpoints' counters say what the rows say, and the attempts are numbered 1 to n without a gap. */
+/** Fails unless all counters of endpoints and attempts say what the rows say, and the attempts are numbered 1 to n without a gap. */
 export async function assertBooks(sql: Pool): Promise<void> {
   const wrong = await sql`
     select s.endpoint_id, s.pending, s.retrying, s.delivered, s.dead_lettered, s.held, r.*
@@ -47,6 +47,16 @@ export async function assertBooks(sql: Pool): Promise<void> {
     from waybill.deliveries d left join waybill.attempts a using (tenant_id, delivery_id) group by 1, 2
     having count(a.attempt_number) <> d.attempt_count or max(a.attempt_number) <> d.attempt_count`
   assert.deepEqual([...gaps], [], 'attempts are numbered without a gap')
+  // A 2xx that broke off counts as no response.
+  const miscounted = await sql`
+    select * from (
+      select endpoint_id, status_code, sum(attempts)::int as attempts, sum(retries)::int as retries from waybill.attempt_counts group by 1, 2
+    ) c full join (
+      select endpoint_id, case when retry_state = 'succeeded' or status_code not between 200 and 299 then status_code else 0 end as status_code,
+        count(*)::int as attempts, count(*) filter (where attempt_number > 1)::int as retries
+      from waybill.attempts group by 1, 2
+    ) a using (endpoint_id, status_code) where (c.attempts, c.retries) is distinct from (a.attempts, a.retries)`
+  assert.deepEqual([...miscounted], [], 'attempts are counted by status code')
 }
 
 /** Counts the requests under way at one path, and looks at every arrival. */
