@@ -102,14 +102,16 @@ export function mountDocs(mount: Mount, app: App, options: () => DocumentOptions
     return c.body(START, 200, { 'content-type': 'text/javascript; charset=utf-8' })
   })
 
-  const zipped = new Map<string, Buffer<ArrayBuffer>>()
+  const zipped = new Map<string, Promise<Buffer<ArrayBuffer>>>()
   app.get(`/${ASSETS}/:file`, async (c) => {
     const name = c.req.param('file')
     const type = Object.hasOwn(FILES, name) ? FILES[name] : undefined
     if (type === undefined) throw new AppError('not_found')
-    const file = zipped.get(name) ?? (await promisify(gzip)(await readFile(require.resolve(`swagger-ui-dist/${name}`))))
+    // However many ask for it at once, it is read and zipped once.
+    const file = zipped.get(name) ?? readFile(require.resolve(`swagger-ui-dist/${name}`)).then(promisify(gzip))
     zipped.set(name, file)
-    return sendZipped(c, file, type)
+    file.catch(() => zipped.delete(name))
+    return sendZipped(c, await file, type)
   })
 }
 

@@ -30,13 +30,15 @@ const MAX_PIPELINED = 100
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
+/** The request that came last, which may still be arriving although it is answered, and what begins each one that is not answered. */
+type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[] }
+
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
 
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
-  /** Every connection, with the request that came last, until it is answered, and what begins each one that is not answered. */
-  const connections = new Map<Duplex, { request: IncomingMessage | null; unanswered: (() => void)[] }>()
+  const connections = new Map<Duplex, Connection>()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
@@ -54,12 +56,12 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     // Gone, if what came before in the same packet has cut it off.
     const connection = connections.get(request.socket)
     if (connection === undefined) return
-    connection.request = request
+    connection.last = request
     const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
     const isBehind = connection.unanswered.length > 0
     const begin = () => {
       if (request.socket.destroyed) return
-      if (lacksHost) refusal(400, 'must carry a Host header', response.requestId).end(request.socket)
+      if (lacksHost) refusal(400, 'must carry a Host header', response.requestId).end(request.socket, request.method)
       else void answer(request, response)
     }
     if (connection.unanswered.push(begin) > MAX_PIPELINED || (lacksHost && isBehind)) {
@@ -71,7 +73,6 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       // One after the other, each in a turn of its own: what many connections send ahead would else all begin in one turn.
       const [next] = connection.unanswered
       if (next) setImmediate(next)
-      if (connection.request === request) connection.request = null
       // An answer that had begun before then leaves its connection open.
       if (draining) setImmediate(() => server.closeIdleConnections())
     })
@@ -92,7 +93,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     onRequest,
   )
   server.on('connection', (socket: Socket) => {
-    connections.set(socket, { request: null, unanswered: [] })
+    connections.set(socket, { last: undefined, unanswered: [] })
     // Each of many requests on one connection may wait for its end (http/reads.ts).
     socket.setMaxListeners(0)
     const unread = cutUnread(socket)
@@ -106,18 +107,25 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   server.on('connect', (request: IncomingMessage, socket: Duplex) => {
     // Node has let go of it, and an error that nobody listens to would end the process.
     socket.on('error', () => {})
-    if (connections.get(socket)?.request !== null) socket.destroy()
+    if (connections.get(socket)?.unanswered.length !== 0) socket.destroy()
     else refusal(404, null, idOf(request)).end(socket)
   })
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) => {
-    // What one sent behind a request that is not answered yet must not be taken for its answer.
-    const request = connections.get(socket)?.request
-    const isBusy = request?.complete === true
-    if (error.code === 'ECONNRESET' || !socket.writable || isBusy || isAnswering(socket)) socket.destroy()
-    else if (error.code === 'HPE_HEADER_OVERFLOW') refusal(431, 'the headers must be at most 16 KiB in all').end(socket)
-    else if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT')
-      refusal(408, 'the request took too long to arrive', idOf(request)).end(socket)
-    else refusal(400, 'is not valid HTTP', idOf(request)).end(socket)
+    const { last, unanswered } = connections.get(socket) ?? { last: undefined, unanswered: [] }
+    const isArriving = last?.complete === false
+    // The refusal is the answer to the request that is arriving, or to what is none. Anything else that waits for an answer would take
+    // it for its own, and nothing gets two.
+    const isNext = unanswered.length === (isArriving ? 1 : 0)
+    if (error.code === 'ECONNRESET' || !socket.writable || !isNext || isAnswering(socket)) {
+      socket.destroy()
+      return
+    }
+    const broken = isArriving ? last : undefined
+    const refuse = (status: 400 | 408 | 431, message: string) =>
+      refusal(status, message, idOf(broken)).end(socket, broken?.method)
+    if (error.code === 'HPE_HEADER_OVERFLOW') refuse(431, 'the headers must be at most 16 KiB in all')
+    else if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') refuse(408, 'the request took too long to arrive')
+    else refuse(400, 'is not valid HTTP')
   })
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)
@@ -129,8 +137,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     port: typeof address === 'object' && address !== null ? address.port : port,
     close: (graceMs) =>
       new Promise((resolve) => {
-        const cut = (isOver: (socket: Duplex, request: IncomingMessage | null) => boolean) => {
-          for (const [socket, { request }] of connections) if (isOver(socket, request)) socket.destroy()
+        const cut = (isOver: (socket: Duplex, connection: Connection) => boolean) => {
+          for (const [socket, connection] of connections) if (isOver(socket, connection)) socket.destroy()
         }
         draining = true
         server.close(() => {
@@ -142,7 +150,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
         // To Node, a client that has not sent anything yet is not idle; and once closed, it times nobody out.
         cut((socket) => (socket as Socket).bytesRead === 0)
         const unfinished = setInterval(
-          () => cut((_socket, request) => !request?.complete),
+          () => cut((_socket, { last, unanswered }) => unanswered.length === 0 || !last?.complete),
           Math.min(ARRIVING_MS, graceMs),
         )
         const last = setTimeout(() => cut(() => true), graceMs)
@@ -184,10 +192,11 @@ function refusal(status: 400 | 404 | 408 | 431, message: string | null, requestI
   }
   return {
     response: () => new Response(body, { status, headers }),
-    end(socket: Duplex) {
+    /** The answer to HEAD has no body (RFC 9110, 9.3.2). */
+    end(socket: Duplex, method?: string) {
       const all = { ...SECURITY_HEADERS, 'x-request-id': requestId, ...headers }
       const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`)
-      socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${head.join('')}\r\n${body}`)
+      socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${head.join('')}\r\n${method === 'HEAD' ? '' : body}`)
       // Node no longer watches such a connection: a client that keeps its side open would keep ours open.
       setTimeout(() => socket.destroy(), LINGER_MS).unref()
     },
