@@ -36,10 +36,11 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
     }
     signal.throwIfAborted()
     const socket = await dial(inTurn(addresses).slice(0, MAX_ADDRESSES_TRIED), port, timeoutMs, signal)
-    // Whatever was judged above, this is the address the bytes would go to, as the kernel has it.
-    if (isBlockedAddress(socket.remoteAddress ?? '', allow)) {
+    // Whatever was judged above, this is the address the bytes would go to, as the kernel has it; none if the receiver has left already.
+    const { remoteAddress } = socket
+    if (remoteAddress === undefined || isBlockedAddress(remoteAddress, allow)) {
       socket.destroy()
-      throw new ConnectError(failure('blocked_destination'))
+      throw new ConnectError(failure(remoteAddress === undefined ? 'connection_reset' : 'blocked_destination'))
     }
     return socket
   }
@@ -92,7 +93,7 @@ export function createConnector(
 ): buildConnector.connector {
   return (options, callback) => {
     const secure = options.protocol === 'https:'
-    const port = Number(options.port) || (secure ? 443 : 80)
+    const port = options.port === '' ? (secure ? 443 : 80) : Number(options.port)
     openTcp({ hostname: options.hostname, port }, signal).then(
       (tcp) => {
         let socket = tcp

@@ -3,7 +3,7 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { createServer as createHttpServer } from 'node:http'
 import { createServer as createHttpsServer } from 'node:https'
-import { connect, type Socket } from 'node:net'
+import { connect, Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
@@ -841,4 +841,15 @@ test('a refusal by the egress proxy, or its absence, is a failed attempt', async
   }
   const { post } = startSender(t, { allow: [], proxyUrl: 'http://127.0.0.1:1' })
   assertFailed(await post('http://a.example.test/'), 'proxy_error')
+})
+
+test('a receiver that has left before its connection is looked at has reset it, and is not blocked', async (t) => {
+  // So the kernel says then, in a moment that no receiver of ours meets.
+  const sockets = Socket.prototype as Socket & { _getpeername: () => object }
+  const { _getpeername } = sockets
+  const receiver = await startRaw(t, 'HTTP/1.1 204 No Content\r\n\r\n')
+  sockets._getpeername = () => ({})
+  t.after(() => Object.assign(sockets, { _getpeername }))
+  const { error } = await startSender(t).post(receiver.url)
+  assert.equal(error, 'connection_reset')
 })
