@@ -46,6 +46,12 @@ function isEncoded(address: string): boolean {
   }
 }
 
+/**
+ * Whether it is read as it was meant. A # or a ? or / in a password ends what comes before the host, if that could be a port, and the
+ * rest of the password would be taken for something that may be logged.
+ */
+const isWhole = (address: string) => !address.includes('#') && !/^[^/]*\/\/[^/?@]*[/?][^=]*@/.test(address)
+
 const webAddress = (protocols: string[]) =>
   z
     .string()
@@ -54,12 +60,15 @@ const webAddress = (protocols: string[]) =>
       error: `must be an address that starts with ${protocols.map((protocol) => `${protocol}//`).join(' or ')}`,
       abort: true,
     })
-    .refine((value) => URL.canParse(value), {
+    .refine((value) => URL.canParse(value) && isWhole(value), {
       error:
         'cannot be read: it must name exactly one host, and special characters before it must be encoded: / is %2F',
       abort: true,
     })
     .refine(isEncoded, { error: 'must have its special characters encoded: % is %25', abort: true })
+
+const hasNoQuery = (address: string) => new URL(address).search === ''
+const hasNoUser = (address: string) => new URL(address).username === ''
 
 /** As pg-boss reads it, which runs the schedule. */
 function isCron(text: string): boolean {
@@ -98,6 +107,8 @@ const environment = z.object({
   PORT: wholeNumber(0, 65535, 8080),
   LOG_LEVEL: z.enum(['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent']).default('info'),
   BASE_URL: webAddress(['http:', 'https:'])
+    .refine(hasNoQuery, 'must have no query')
+    .refine(hasNoUser, 'must have no user or password: everybody may read it')
     .transform((url) => url.replace(/\/+$/, ''))
     .optional(),
   WEBHOOK_HEADER_PREFIX: z
@@ -106,7 +117,7 @@ const environment = z.object({
     .max(64, 'must be at most 64 characters')
     .default('service'),
   EGRESS_ALLOW: z.string().default('').transform(commaSeparated).pipe(z.array(cidr)),
-  EGRESS_PROXY_URL: webAddress(['http:', 'https:']).optional(),
+  EGRESS_PROXY_URL: webAddress(['http:', 'https:']).refine(hasNoQuery, 'must have no query').optional(),
   ATTEMPT_TIMEOUT_SECONDS: wholeNumber(1, 300, 15),
   RETRY_LIMIT: wholeNumber(0, 100, 14),
   RETRY_DELAY_SECONDS: wholeNumber(1, 86_400, 5),
