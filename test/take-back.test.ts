@@ -108,20 +108,25 @@ test('what a worker cannot put away does not keep it from putting others away', 
   await receiver.until(3)
 })
 
-for (const [lapsed, current] of [
-  [200, 200],
-  [200, 500],
-  [500, 200],
-  [500, 500],
+const log = createLog('warn')
+for (const [lapsed, current, firstToEnd] of [
+  [200, 200, 'first'],
+  [200, 200, 'second'],
+  [200, 500, 'first'],
+  [200, 500, 'second'],
+  [500, 200, 'first'],
+  [500, 200, 'second'],
+  [500, 500, 'first'],
+  [500, 500, 'second'],
 ] as const)
-  test(`of a delivery that a worker has claimed twice, only the second attempt is stored (${lapsed}, then ${current})`, async (t) => {
+  test(`of a delivery that a worker has claimed twice, only the second attempt is stored (${lapsed}, then ${current}; the ${firstToEnd} ends first)`, async (t) => {
     const { url, sql } = await createDatabase(t)
     const api = await startService(t, { databaseUrl: url, mode: 'api' })
     const tenant = await createTenant(api)
     await tenant.createEndpoint('http://127.0.0.1:9/never')
     // One by one: what is published together shares a job.
     for (let n = 0; n < 3; n++) await publishMany(sql, tenant.tenantId, 1)
-    const pool = openDb(url, { log: createLog('warn'), name: 'test', max: 2 })
+    const pool = openDb(url, { log, name: 'test', max: 2 })
     cleanUp(t, () => pool.end())
     const claim = createClaim(pool, 1e9)
     const due = async (kind: 'first' | 'retry') => (await claim({ kind, thorough: true, max: 10 })).send
@@ -132,11 +137,13 @@ for (const [lapsed, current] of [
     assert.equal(second.deliveryId, first.deliveryId)
 
     const attempt = createAttempt(pool, url)
+    const inOrder = [() => attempt(first, lapsed), () => attempt(second, current)]
+    if (firstToEnd === 'second') inOrder.reverse()
     // The first one is alone; what comes meanwhile is one batch.
-    const ends = await Promise.all([attempt(other, 200), attempt(first, lapsed), attempt(second, current)])
+    const ends = await Promise.all([attempt(other, 200), ...inOrder.map((end) => end())])
     assert.deepEqual(
       ends.map(({ settled }) => settled),
-      [true, false, true],
+      firstToEnd === 'first' ? [true, false, true] : [true, true, false],
     )
     const stored = await sql`
       select attempt_number, status_code from waybill.attempts where delivery_id = ${first.deliveryId} order by 1`
