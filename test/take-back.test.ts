@@ -21,15 +21,17 @@ test('what lost its worker is due at once; what loses one after the other waits,
   const tenant = await createTenant(api)
   await tenant.createEndpoint(receiver.url('/hook'))
   const cases = {
-    'in the hands of a worker': { claims: 1, failures: 0, silentSeconds: 0 },
-    'lost once': { claims: 1, failures: 0, silentSeconds: 11 },
-    'lost twice': { claims: 2, failures: 0, silentSeconds: 11 },
-    'lost 3 times': { claims: 3, failures: 0, silentSeconds: 11 },
-    'lost 5 times': { claims: 5, failures: 0, silentSeconds: 11 },
-    'failed 5 times, then lost': { claims: 6, failures: 5, silentSeconds: 11 },
+    'in the hands of a worker': { claims: 1, earlier: 0, failures: 0, silentSeconds: 0 },
+    'lost once': { claims: 1, earlier: 0, failures: 0, silentSeconds: 11 },
+    'lost twice': { claims: 2, earlier: 0, failures: 0, silentSeconds: 11 },
+    'lost 3 times': { claims: 3, earlier: 0, failures: 0, silentSeconds: 11 },
+    'lost 5 times': { claims: 5, earlier: 0, failures: 0, silentSeconds: 11 },
+    'failed 5 times, then lost': { claims: 6, earlier: 0, failures: 5, silentSeconds: 11 },
+    'failed, replayed, then lost once': { claims: 1, earlier: 5, failures: 0, silentSeconds: 11 },
+    'failed, replayed, then lost 5 times': { claims: 5, earlier: 3, failures: 0, silentSeconds: 11 },
   }
   const ids: Record<string, string> = {}
-  for (const [name, { claims, failures, silentSeconds }] of Object.entries(cases)) {
+  for (const [name, { claims, earlier, failures, silentSeconds }] of Object.entries(cases)) {
     const [id] = (await tenant.publish(name.replaceAll(/\W+/g, '-'))).delivery_ids
     ids[name] = id!
     // As if workers had claimed it so often, had recorded some of the attempts, and were gone.
@@ -39,8 +41,8 @@ test('what lost its worker is due at once; what loses one after the other waits,
     await sql`
       insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, status_code, error, response_truncated, duration_ms, retry_state, started_at)
       select tenant_id, delivery_id, endpoint_id, 'http://x', n, 500, 'http_status', false, 1, 'will_retry', now()
-      from waybill.deliveries, generate_series(1, ${failures}::int) n where delivery_id = ${id!}`
-    await sql`update waybill.deliveries set attempt_count = ${failures} where delivery_id = ${id!}`
+      from waybill.deliveries, generate_series(1, ${earlier + failures}::int) n where delivery_id = ${id!}`
+    await sql`update waybill.deliveries set attempt_count = ${earlier + failures}, earlier_attempts = ${earlier} where delivery_id = ${id!}`
   }
 
   const touching = setInterval(async () => {
@@ -56,12 +58,17 @@ test('what lost its worker is due at once; what loses one after the other waits,
     waitFor(async () => (await tenant.call('GET', `/v1/deliveries/${ids[name]}`)).body.status === status, {
       what: `what was ${name} to be ${status}`,
     })
-  for (const name of ['lost once', 'lost twice', 'failed 5 times, then lost']) await becomes(name, 'delivered')
+  for (const name of ['lost once', 'lost twice', 'failed 5 times, then lost', 'failed, replayed, then lost once'])
+    await becomes(name, 'delivered')
   assert.deepEqual(await attemptsOf('lost once'), [LOST, 200])
   assert.deepEqual(await attemptsOf('lost twice'), [LOST, LOST, 200])
   assert.deepEqual(await attemptsOf('failed 5 times, then lost'), [500, 500, 500, 500, 500, LOST, 200])
+  assert.deepEqual(await attemptsOf('failed, replayed, then lost once'), [500, 500, 500, 500, 500, LOST, 200])
   await becomes('lost 5 times', 'dead_lettered')
   assert.deepEqual(await attemptsOf('lost 5 times'), [LOST, LOST, LOST, LOST, LOST])
+  await becomes('failed, replayed, then lost 5 times', 'dead_lettered')
+  const ofReplayed = await attemptsOf('failed, replayed, then lost 5 times')
+  assert.deepEqual(ofReplayed, [500, 500, 500, LOST, LOST, LOST, LOST, LOST])
 
   const jobOf = async (name: string) =>
     (
@@ -72,7 +79,7 @@ test('what lost its worker is due at once; what loses one after the other waits,
   assert.deepEqual({ ...(await jobOf('lost 3 times')) }, { state: 'retry', retry_count: 2, waits: true })
   const { next_attempt_at } = (await tenant.call('GET', `/v1/deliveries/${ids['lost 3 times']}`)).body
   assert.ok(Date.parse(next_attempt_at) > Date.now() + 60_000, 'its record says when it is due')
-  assert.equal(receiver.receipts.length, 3)
+  assert.equal(receiver.receipts.length, 4)
   clearInterval(touching)
   await worker.kill()
   await assertBooks(sql)
