@@ -166,6 +166,38 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     await waitFor(() => assertBooks(sql).then(() => true))
   })
 
+  for (const [what, since, days] of [
+    ['not failed for as many days yet', '4 days 23 hours', '5'],
+    ['failed for a year, where no number of days is set', '1 year', '0'],
+  ] as const) {
+    test(`an endpoint that has ${what} stays active`, async (t) => {
+      const { sql, receiver, tenant } = await start(t, {
+        env: { ENDPOINT_DISABLE_DAYS: days, RETRY_LIMIT: '20', BREAKER_FAILURES: '3' },
+      })
+      receiver.script('/hook', 500)
+      await tenant.createEndpoint(receiver.url('/hook'))
+      await tenant.publish()
+      const backdate = () => sql`
+        update waybill.endpoint_stats set failing_since = now() - ${since}::text::interval where failure_streak > 0 returning failure_streak`
+      const [before] = await waitFor(async () => {
+        const rows = await backdate()
+        return rows.length > 0 ? rows : null
+      })
+      // An attempt is committed together with what it does to the endpoint.
+      const later = await waitFor(
+        async () => {
+          const [row] = await sql`
+            select is_active, failing_since < now() - ${since}::text::interval as is_old from waybill.endpoints
+            join waybill.endpoint_stats using (tenant_id, endpoint_id)
+            where failure_streak >= greatest(3, ${before!.failure_streak}::int) + 2 or not is_active`
+          return row
+        },
+        { timeoutMs: 30_000, what: 'more failures' },
+      )
+      assert.deepEqual({ ...later }, { is_active: true, is_old: true })
+    })
+  }
+
   test('operational events reach endpoints that name them, never the one they are about, and do not go in circles', async (t) => {
     const { sql, receiver, tenant } = await start(t, {})
     const told = ['endpoint.disabled', 'endpoint.recovered', 'delivery.dead_lettered']
