@@ -292,6 +292,52 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  test('while an endpoint recovers, the API says so, and how many deliveries are held', async (t) => {
+    const { sql, receiver, tenant } = await start(t, {
+      env: {
+        BREAKER_FAILURES: '1',
+        BREAKER_SECONDS: '0',
+        RETRY_DELAY_SECONDS: '3600',
+        RETRY_DELAY_MAX_SECONDS: '3600',
+      },
+    })
+    const { reply, open } = gate()
+    receiver.script('/hook', 500, 200, reply)
+    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
+    await tenant.publish()
+    await waitFor(async () => (await standingOf(sql, id)).breaker === 'open', { what: 'the breaker to be open' })
+    await publishMany(sql, tenant.tenantId, 7)
+    const shown = async () => {
+      const { state, state_reason, state_since, held_count, next_probe_at } = (
+        await tenant.call('GET', `/v1/endpoints/${id}`)
+      ).body
+      return { state, state_reason, isDated: state_since !== null, held_count, next_probe_at }
+    }
+    const heldOfAll = async () => (await tenant.call('GET', '/v1/metrics/summary')).body.held_count
+    // The first, the probe, and the first two that follow it. Two more are queued.
+    await receiver.until(4)
+    await waitFor(async () => (await heldOfAll()) === 2, { what: 'the last two to be held' })
+    const reason = 'it is getting what was held, in growing chunks'
+    assert.deepEqual(await shown(), {
+      state: 'recovering',
+      state_reason: reason,
+      isDated: true,
+      held_count: 2,
+      next_probe_at: null,
+    })
+    open()
+    await receiver.until(8)
+    await waitFor(async () => (await shown()).state === 'active', { what: 'it to have recovered' })
+    assert.deepEqual(await shown(), {
+      state: 'active',
+      state_reason: null,
+      isDated: false,
+      held_count: 0,
+      next_probe_at: null,
+    })
+    assert.equal(await heldOfAll(), 0)
+  })
+
   test('an endpoint that recovers is announced', async (t) => {
     const { sql, receiver, tenant } = await start(t, { env: { BREAKER_FAILURES: '1', BREAKER_SECONDS: '0' } })
     receiver.script('/hook', 500, 200)
