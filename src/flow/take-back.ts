@@ -65,14 +65,14 @@ async function clockOf(pool: Pool): Promise<number> {
 
 /**
  * Whether the database's clock has advanced by more than the time since the last call, as after a failover to a machine whose clock
- * is ahead: every claim would seem untouched for that long.
+ * is ahead: every claim would seem untouched for that long. `clock` is this process's, in milliseconds.
  */
-function createLeapWatch(): (clockMs: number) => boolean {
+export function createLeapWatch(clock = () => performance.now()): (clockMs: number) => boolean {
   let ahead: number | undefined
   return (clockMs) => {
     const before = ahead
     // A late answer looks like a clock that was set back, and the next one like a leap ahead.
-    ahead = Math.max(before ?? -Infinity, clockMs - performance.now())
+    ahead = Math.max(before ?? -Infinity, clockMs - clock())
     return before !== undefined && ahead - before > MAX_LEAP_MS
   }
 }
