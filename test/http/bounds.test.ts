@@ -192,6 +192,17 @@ describe('each field, just within its bounds and just beyond', () => {
     }
   })
 
+  test('as many endpoints as a tenant may have, active or not', async () => {
+    const own = await createTenant(service, { limits: { max_endpoints: 2 } })
+    const first = await own.createEndpoint('http://127.0.0.1:9/')
+    await own.call('PATCH', `/v1/endpoints/${first.endpoint_id}`, { body: { is_active: false } })
+    await own.createEndpoint('http://127.0.0.1:9/')
+    const third = { url: 'http://127.0.0.1:9/', subscribed_events: ['*'] }
+    const { status, body } = await own.call('POST', '/v1/endpoints', { body: third })
+    assert.equal(status, 429)
+    assert.deepEqual(body.details, { limit: 2, current: 2 })
+  })
+
   test('an event type that is named twice is subscribed to once', async () => {
     const { body } = await ROUTES.endpoint!({ subscribed_events: ['a', 'b', 'a'] })
     assert.deepEqual(body.subscribed_events, ['a', 'b'])
