@@ -358,6 +358,19 @@ suite('the life of an event', { concurrency: true }, () => {
     assert.throws(() => verifyStandard(later!, endpoint.signing_secret), /No matching signature/)
   })
 
+  test('a secret that is rotated again while its rotation overlaps ends the older one at once', async () => {
+    const { tenant, path, endpoint } = await start()
+    const rotate = async (): Promise<string> =>
+      (await tenant.call('POST', `/v1/endpoints/${endpoint.endpoint_id}/rotate-secret`)).body.signing_secret
+    const [newer, newest] = [await rotate(), await rotate()]
+    secrets.push(newer, newest)
+    await tenant.publish()
+    const [receipt] = await receiver.until(1, { path })
+    verifyThreeWays(receipt!, newest)
+    verifyThreeWays(receipt!, newer)
+    assert.throws(() => verifyStandard(receipt!, endpoint.signing_secret), /No matching signature/)
+  })
+
   test('a redirect is a failure and is not followed', async () => {
     const { tenant, path } = await start()
     receiver.script(path, { status: 302, headers: { location: receiver.url(`${path}/target`) } })
