@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { appendFileSync, existsSync, mkdirSync, readdirSync } from 'node:fs'
-import { readFile, writeFile } from 'node:fs/promises'
+import { readFile, stat, writeFile } from 'node:fs/promises'
 import { suite, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
@@ -343,6 +343,7 @@ suite('starting', { concurrency: 3 }, () => {
     const firstPort = (await first.logged('service.ready', 60_000)).port
     const adminKey = /Admin key: (\S+)/.exec(first.stderr())?.[1]
     assert.ok(adminKey, 'the generated admin key is printed')
+    assert.equal((await stat(`${cwd}/.waybill/keys.json`)).mode & 0o777, 0o600, 'nobody else may read the keys')
     const admin = caller(`http://127.0.0.1:${firstPort}`, adminKey)
     const body = { tenant_id: 'acme', tenant_slug: 'acme' }
     assert.equal((await admin('POST', '/v1/admin/tenants', { body })).body.created, true)
