@@ -349,19 +349,19 @@ test('a hundred requests sent ahead are answered, and who sends one more before 
 })
 
 const procStat = { skip: cpuSeconds(process.pid) === null && 'only Linux tells what another process has used' }
-test('ten times as many parameters of one query take at most ten times as long', procStat, async () => {
+test('a hundred times as many parameters of one query take less than twenty times as long', procStat, async () => {
   const cpuOf = async (names: number) => {
     const query = Array.from({ length: names }, (_, nth) => nth.toString(36)).join('&')
     const before = cpuSeconds(service.pid) ?? 0
-    for (let nth = 0; nth < 40; nth++) {
+    for (let nth = 0; nth < 100; nth++) {
       const { status, body } = await tenant.call('GET', `/v1/deliveries?${query}`)
       assert.deepEqual([status, body.details.length], [400, 20])
     }
     return (cpuSeconds(service.pid) ?? 0) - before
   }
-  const [few, many] = [await cpuOf(350), await cpuOf(3500)]
-  // It was 30 times as long and more, where each name was looked up among all.
-  assert.ok(many < 12 * Math.max(few, 0.05), `${few} s for few, ${many} s for many`)
+  const [few, many] = [await cpuOf(35), await cpuOf(3500)]
+  // It is 5 times as long, for most of a request is something else, and 50 times where each name is looked up among all.
+  assert.ok(many < 20 * Math.max(few, 0.05), `${few} s for few, ${many} s for many`)
 })
 
 test('nothing above was a fault of ours', () => {
