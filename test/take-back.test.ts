@@ -106,10 +106,8 @@ test('what a worker cannot put away does not keep it from putting others away', 
   await worker.logged('hold.waiting')
   const held = async () =>
     (await sql`select from waybill.deliveries where held and endpoint_id = ${inactive.endpoint_id}`).length
-  await waitFor(async () => (await held()) === 3, {
-    timeoutMs: 5000,
-    what: 'those of the inactive endpoint to be held',
-  })
+  // The others are tried again for much longer than this waits.
+  await waitFor(async () => (await held()) === 3, { what: 'those of the inactive endpoint to be held' })
   await sql.text('drop trigger refuse on waybill.deliveries')
   open()
   await receiver.until(3)
