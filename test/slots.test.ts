@@ -4,6 +4,7 @@ import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled, watchInFlight } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
 
 const SLOTS = 40
 
@@ -18,8 +19,12 @@ test('while attempts cannot be recorded, half as many again as there are slots w
     await lock`lock table waybill.attempts in access exclusive mode`
     await startService(t, { databaseUrl, mode: 'worker', env: { WORKER_CONCURRENCY: String(SLOTS) } })
     await receiver.until(1.5 * SLOTS)
-    // Twice as long as an idle worker takes to look again.
-    await new Promise((resolve) => setTimeout(resolve, 1000))
+    const [now] = await sql`select now()::text as now`
+    // Twice as long as an idle worker takes to look again, by what the worker itself has done since.
+    const touched = () =>
+      sql`select from pgboss.job where name = 'deliveries' and started_on < ${now!.now}::text::timestamptz
+        and heartbeat_on > ${now!.now}::text::timestamptz + interval '1 second'`
+    await waitFor(async () => (await touched()).length > 0, { what: 'the worker to touch what it holds' })
     // How many slots make one more is for the lanes, which know no pace any more.
     assert.ok(receiver.receipts.length <= 2.5 * SLOTS, `${receiver.receipts.length} were sent`)
   })
