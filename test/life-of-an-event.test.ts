@@ -406,22 +406,6 @@ suite('the life of an event', { concurrency: true }, () => {
     assert.deepEqual(delivery_ids, [])
     assert.equal((await tenant.call('GET', `/v1/events/${event_id}`)).body.delivery_count, 0)
   })
-
-  test('another tenant sees nothing of it', async () => {
-    const { tenant, path } = await start()
-    const { tenant: stranger } = await start()
-    const { event_id, delivery_ids } = await tenant.publish()
-    await receiver.until(1, { path })
-    const statuses = await Promise.all([
-      stranger.call('GET', `/v1/events/${event_id}`),
-      stranger.call('GET', `/v1/deliveries/${delivery_ids[0]}`),
-      stranger.call('GET', `/v1/deliveries/${delivery_ids[0]}/attempts`),
-      stranger.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`),
-    ])
-    assert.deepEqual([...new Set(statuses.map((reply) => reply.status))], [404])
-    assert.deepEqual((await stranger.call('GET', '/v1/deliveries')).body.data, [])
-    assert.equal(receiver.at(path).length, 1)
-  })
 })
 
 test('no secret is in any line of the log', () => {
