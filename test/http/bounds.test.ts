@@ -216,6 +216,8 @@ describe('each field, just within its bounds and just beyond', () => {
       assert.equal(status, 202)
       assert.equal(body.idempotency_key, key)
     }
+    const stored = async () => (await database.sql`select from waybill.events`).length
+    const before = await stored()
     for (const key of ['', x(256), 'a b', 'é', 'a\tb']) {
       const { status, body } = await publish(key)
       assert.equal(status, 400, key)
@@ -223,6 +225,7 @@ describe('each field, just within its bounds and just beyond', () => {
         { path: 'idempotency-key', message: 'must be 1 to 255 visible ASCII characters' },
       ])
     }
+    assert.equal(await stored(), before)
   })
 
   test('a payload, counted in bytes as it was written', async () => {
