@@ -131,10 +131,12 @@ describe('every error has its status, its string and its details', () => {
     assert.doesNotMatch(line.text, new RegExp(tenant.key))
   })
 
-  test('no error is left out', () => {
+  test('no error is left out, but those of a client that is slow and of a service that is busy', () => {
     const met = new Set<string>([...CASES.map(([code]) => code), 'rate_limited', 'internal'])
-    // test/overload.test.ts, test/room.test.ts
-    met.add('overloaded').add('request_timeout')
-    assert.deepEqual([...met].sort(), Object.keys(ERRORS).sort())
+    // test/room.test.ts, test/overload.test.ts
+    assert.deepEqual(
+      Object.keys(ERRORS).filter((code) => !met.has(code)),
+      ['request_timeout', 'overloaded'],
+    )
   })
 })
