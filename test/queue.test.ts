@@ -1,9 +1,13 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import type { Db, Pool } from '../src/db/open.ts'
+import { type Db, openDb, type Pool } from '../src/db/open.ts'
 import { fragment } from '../src/db/statement.ts'
+import { createLog } from '../src/log.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
+import { publishMany } from './support/lanes.ts'
+import { createTenant, startService } from './support/service.ts'
 
 test('a job that publishing makes is the same row as one that pg-boss makes', async (t) => {
   const { sql } = await createDatabase(t)
@@ -224,6 +228,31 @@ test('claiming does not step over what has gone through the queue, while an old 
     const taken = (await read()) - before
     assert.ok(taken < gone / 4, `${taken} entries of the queue's indexes were read`)
   })
+})
+
+test('thousands of claims are said to be alive, or taken back, in time', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  await publishMany(sql, tenant.tenantId, 8000)
+  // With the patience of those of the worker, which asks for this.
+  const claims = openDb(url, { log: createLog('silent'), name: 'test', max: 1, claims: true })
+  cleanUp(t, () => claims.end())
+  const states = async () => [
+    ...(await sql`
+      select state::text, count(*)::int as jobs, count(*) filter (where heartbeat_on > now() - interval '1 minute')::int as alive
+      from pgboss.job where name = 'deliveries' group by 1`),
+  ]
+  await sql`update pgboss.job set state = 'active', started_on = now(), heartbeat_on = now() - interval '1 hour' where name = 'deliveries'`
+  const lost = await claims`select due_now from waybill.take_back('10 seconds', 3, 5, 8000, true)`
+  assert.equal(lost.filter(({ due_now }) => due_now).length, 8000)
+  assert.deepEqual(await states(), [{ state: 'retry', jobs: 8000, alive: 0 }])
+  await sql`update pgboss.job set state = 'active', heartbeat_on = now() - interval '1 hour' where name = 'deliveries'`
+  const jobs = await sql<
+    { id: string; retry_count: number }[]
+  >`select id, retry_count from pgboss.job where name = 'deliveries'`
+  await claims`select waybill.touch(${jobs.map(({ id }) => id)}::uuid[], ${jobs.map(({ retry_count }) => retry_count)}::int[])`
+  assert.deepEqual(await states(), [{ state: 'active', jobs: 8000, alive: 8000 }])
 })
 
 test('saying that claims are alive waits for none that is being settled', async (t) => {

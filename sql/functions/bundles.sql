@@ -93,12 +93,14 @@ set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$
 declare
   sorted constant uuid[] := array(select id from unnest(deliveries) as u (id) order by id);
+  -- Each once: the list is gone through for each delivery.
+  jobs constant uuid[] := array(select distinct bundle from unnest(bundles) as u (bundle));
 begin
-  perform from pgboss.job where name = 'deliveries' and id = any(bundles) and state = 'active' order by id for no key update;
+  perform from pgboss.job where name = 'deliveries' and id = any(jobs) and state = 'active' order by id for no key update;
   with leaving as (
     update waybill.deliveries d set bundle = null
     from unnest(tenants, bundles, deliveries) as u (tenant_id, bundle, id) join pgboss.job j on j.id = u.bundle
-    where j.name = 'deliveries' and j.id = any(bundles) and j.state = 'active' and j.data -> 'ids' ? u.id::text
+    where j.name = 'deliveries' and j.id = any(jobs) and j.state = 'active' and j.data -> 'ids' ? u.id::text
       and d.tenant_id = u.tenant_id and d.delivery_id = u.id and d.bundle = u.bundle and not d.held
       and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)])
     returning u.id, u.bundle
@@ -109,7 +111,7 @@ begin
     case when claimed then j.started_on end, case when claimed then j.heartbeat_on end, j.keep_until, j.expire_seconds,
     j.deletion_seconds, j.retry_limit, j.retry_count, j.retry_delay, j.retry_backoff, j.retry_delay_max, j.policy, j.dead_letter, j.heartbeat_seconds
   from leaving l join pgboss.job j on j.id = l.bundle
-  where j.name = 'deliveries' and j.id = any(bundles)
+  where j.name = 'deliveries' and j.id = any(jobs)
   on conflict do nothing;
   perform waybill.leave_bundles(bundles, deliveries);
 end $$;

@@ -183,10 +183,14 @@ end $$;
 create or replace function waybill.touch(ids uuid[], retry_counts int[]) returns void language sql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
-  with claimed as (
-    select j.id from pgboss.job j join unnest(ids, retry_counts) as u (id, retry_count) on j.id = u.id and j.retry_count = u.retry_count
-    where j.name = 'deliveries' and j.id = any(ids) and j.state = 'active'
-    order by j.id for no key update of j skip locked
+  with asked as materialized (
+    select id, retry_count from unnest(ids, retry_counts) as u (id, retry_count) order by id
+  ), claimed as materialized (
+    -- One look-up for each: with a list of all ids, each look-up would go through the list.
+    select j.id from asked u cross join lateral (
+      select j.id from pgboss.job j
+      where j.name = 'deliveries' and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
+      for no key update skip locked offset 0) j
   )
   update pgboss.job j set heartbeat_on = now() from claimed c where j.name = 'deliveries' and j.id = c.id
 $$;
