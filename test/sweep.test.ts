@@ -1,5 +1,9 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { openDb } from '../src/db/open.ts'
+import { createForgetFuture } from '../src/flow/forget-future.ts'
+import { createLog } from '../src/log.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
@@ -104,22 +108,28 @@ test('what was queued, failed or claimed tomorrow, because the clock was ahead, 
     return (await tenant.publish(name)).delivery_ids[0]!
   }
   const [queued, failed, claimed] = [await publish('queued'), await publish('failed'), await publish('claimed')]
+  const late = await publish('late')
   await sql`update pgboss.job set start_after = now() + interval '1 day' where id = ${queued}`
   await sql`
     update pgboss.job set state = 'retry', started_on = now() + interval '1 day', start_after = now() + interval '1 day 2 seconds',
       priority = waybill.retry_priority(now() + interval '1 day 2 seconds') where id = ${failed}`
+  // Claimed before the clock was ahead, and failed while it was.
+  await sql`
+    update pgboss.job set state = 'retry', started_on = now(), start_after = now() + interval '1 year',
+      priority = waybill.retry_priority(now() + interval '1 year') where id = ${late}`
   await sql`
     update pgboss.job set state = 'active', started_on = now() + interval '1 day', heartbeat_on = now() + interval '1 day' where id = ${claimed}`
   await sql`update pgboss.version set cron_on = now() + interval '1 day'`
   await startService(t, { databaseUrl, mode: 'worker' })
-  for (const name of ['queued', 'failed', 'claimed']) await receiver.until(1, { path: `/${name}`, timeoutMs: 60_000 })
+  for (const name of ['queued', 'failed', 'claimed', 'late'])
+    await receiver.until(1, { path: `/${name}`, timeoutMs: 60_000 })
   // A claim that was lost, and a retry, are not the first attempt.
   const attempts = await waitFor(async () => {
     const rows =
       await sql`select event_type, attempt_count from waybill.deliveries where status = 'delivered' order by event_type`
-    return rows.length === 3 && rows.map(({ attempt_count }) => attempt_count)
+    return rows.length === 4 && rows.map(({ attempt_count }) => attempt_count)
   })
-  assert.deepEqual(attempts, [2, 2, 1])
+  assert.deepEqual(attempts, [2, 2, 2, 1])
   const waiting = () => sql`select from pgboss.version where cron_on > now()`
   await waitFor(async () => (await waiting()).length === 0, { what: 'schedules to run again' })
 })
@@ -158,4 +168,28 @@ test('a replay whose job is lost is one attempt more, and leaves no gap', async 
     [200, 200],
   )
   await assertBooks(sql)
+})
+
+test('what was queued or given up on in a leap of the clock that nobody has seen comes now', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
+  cleanUp(t, () => pool.end())
+  const forgetFuture = createForgetFuture(pool, 300)
+  await forgetFuture()
+  const [queued] = (await tenant.publish()).delivery_ids
+  const [lost] = (await tenant.publish()).delivery_ids
+  await sql`update pgboss.job set state = 'active', started_on = now(), retry_count = retry_limit where id = ${lost!}`
+  await sql`select from waybill.fail_jobs('deliveries', array[${lost!}]::uuid[], null, array[${lost!} || ':14'])`
+  await sql`update pgboss.job set start_after = now() + interval '1 day' where id = ${queued!} or name = 'dead_letters'`
+  const ahead = () => sql`select name from pgboss.job where state < 'active' and start_after > now()`
+  assert.equal((await ahead()).length, 2)
+  await waitFor(
+    async () => {
+      await forgetFuture()
+      return (await ahead()).length === 0
+    },
+    { what: 'both to be due' },
+  )
 })

@@ -1,5 +1,7 @@
 import type { Pool } from '../db/open.ts'
-import { DELIVERIES } from '../queue.ts'
+import { DEAD_LETTERS, DELIVERIES } from '../queue.ts'
+import { MAX_RETRY_AFTER_SECONDS } from './retry.ts'
+import { createThoroughness } from './thorough.ts'
 
 /** By more than this the database's clock must have gone back for its jobs to be looked at: a slow answer looks like it, too. */
 const SET_BACK_MS = 3000
@@ -9,14 +11,15 @@ const MAX_BATCH = 2000
  * The returned function mends what a clock that was set back leaves in the future. Until it is that late again, tenants would be
  * refused by rate windows that have not begun, paced endpoints would have no time slot and failing ones no probe, deliveries would
  * not be due, or be taken for being attempted, and nothing that is scheduled would run. Jobs, of which there may be a million, are
- * looked at by the first call, and when the clock has gone back since the last one. `longestWaitSeconds`: what a probe is put off by
- * at most.
+ * looked at when the clock has gone back since the last call, and otherwise for a fiftieth of the time: a leap that is over between
+ * two calls is not seen. `longestWaitSeconds`: what a probe is put off by at most.
  */
 export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
   let ahead = Infinity
-  let isMended = false
+  let isMended = true
+  const look = createThoroughness()
 
-  /** Whether the database's clock has gone back since the last call, or may have before the first. */
+  /** Whether the database's clock has gone back since the last call. */
   async function wasSetBack(): Promise<boolean> {
     const [clock] = await pool<{ ms: number }[]>`select (extract(epoch from clock_timestamp()) * 1000)::float8 as ms`
     const before = ahead
@@ -28,8 +31,12 @@ export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () =
     await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
     await mendEndpoints(pool, longestWaitSeconds)
     await mendSchedules(pool)
+    await mendDeadLetters(pool)
     if (await wasSetBack()) isMended = false
-    while (!isMended) isMended = (await mendJobs(pool)) < MAX_BATCH
+    await look(async (thorough) => {
+      if (thorough) isMended = false
+      while (!isMended) isMended = (await mendJobs(pool)) < MAX_BATCH
+    })
   }
 }
 
@@ -59,9 +66,16 @@ async function mendSchedules(pool: Pool): Promise<void> {
     where greatest(monitor_on, monitor_claim_on, maintain_on) > now() + interval '5 seconds'`
 }
 
+/** What was given up on while the clock was ahead is taken now. */
+async function mendDeadLetters(pool: Pool): Promise<void> {
+  await pool`
+    update pgboss.job set start_after = least(start_after, now()), started_on = case when started_on > now() then now() else started_on end
+    where name = ${DEAD_LETTERS} and state <= 'active' and greatest(start_after, started_on) > now() + interval '5 seconds'`
+}
+
 /**
  * First attempts are due at once, retries after a wait that has begun when the last attempt was claimed, and claims were touched a
- * moment ago. Returns how many there were, at most `MAX_BATCH`. What is set is not set where it was not: by `started_on` pg-boss
+ * moment ago; a retry that is due later than any may be is due at once. Returns how many there were, at most `MAX_BATCH`. What is set is not set where it was not: by `started_on` pg-boss
  * tells a retry.
  */
 async function mendJobs(pool: Pool): Promise<number> {
@@ -70,11 +84,13 @@ async function mendJobs(pool: Pool): Promise<number> {
       select id, data ->> 'tenant_id' as tenant_id, data -> 'ids' as bundled, state,
         case state
           when 'created' then now()
-          when 'retry' then greatest(now(), start_after - (started_on - now()))
+          when 'retry' then case
+            when started_on > now() + interval '5 seconds' then greatest(now(), start_after - (started_on - now())) else now() end
           else start_after end as due
       from pgboss.job where name = ${DELIVERIES} and (
         state = 'created' and start_after > now() + interval '5 seconds'
-        or state = 'retry' and started_on > now() + interval '5 seconds'
+        or state = 'retry' and (started_on > now() + interval '5 seconds'
+          or start_after > now() + (greatest(retry_delay_max, ${MAX_RETRY_AFTER_SECONDS}) + 5) * interval '1 second')
         or state = 'active' and heartbeat_on > now() + interval '5 seconds')
       limit ${MAX_BATCH} for update skip locked
     ), mended as (

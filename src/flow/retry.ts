@@ -3,7 +3,7 @@ import type { Outcome } from '../egress/send.ts'
 /** What an attempt leads to. `notBeforeSeconds`: from the end of the attempt, as its receiver asked (Retry-After); 0 if it did not. */
 export type Verdict = { kind: 'delivered' } | { kind: 'failed'; notBeforeSeconds: number } | { kind: 'gone' }
 
-const MAX_RETRY_AFTER_SECONDS = 86_400
+export const MAX_RETRY_AFTER_SECONDS = 86_400
 
 /** 2xx is success; 410 says that the endpoint will never want this again (Standard Webhooks); all else is tried again. */
 export function judge(outcome: Pick<Outcome, 'statusCode' | 'error' | 'retryAfter'>, now: Date): Verdict {
