@@ -44,6 +44,10 @@ test('what lost its worker is due at once; what loses one after the other waits,
       from waybill.deliveries, generate_series(1, ${earlier + failures}::int) n where delivery_id = ${id!}`
     await sql`update waybill.deliveries set attempt_count = ${earlier + failures}, earlier_attempts = ${earlier} where delivery_id = ${id!}`
   }
+  await sql`
+    insert into waybill.attempt_counts (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
+    select tenant_id, endpoint_id, date_trunc('hour', now(), 'utc'), status_code, count(*), count(*) filter (where attempt_number > 1), sum(duration_ms)
+    from waybill.attempts group by 1, 2, 3, 4`
 
   const touching = setInterval(async () => {
     await sql`update pgboss.job set heartbeat_on = now() where id = ${ids['in the hands of a worker']!}`
@@ -196,4 +200,36 @@ test('a hold that is tried again leaves alone what has been released and claimed
     select d.held, j.state, (select count::int from waybill.usage where metric = 'attempts') as usage
     from waybill.deliveries d left join pgboss.job j on j.id = d.delivery_id`
   assert.deepEqual({ ...state }, { held: false, state: 'active', usage: 1 })
+})
+
+test('an attempt that lost its worker is shown also when the month has no other left', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const env = { MONTHLY_ATTEMPT_LIMIT: '1' }
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api', env }))
+  await tenant.createEndpoint(receiver.url('/hook'))
+  const [id] = (await tenant.publish()).delivery_ids
+  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
+  cleanUp(t, () => pool.end())
+  const { send } = await createClaim(pool, 1)({ kind: 'first', thorough: true, max: 1 })
+  assert.equal(send[0]?.withinQuota, true)
+  await startService(t, { databaseUrl, mode: 'worker', env })
+  const dead = await waitFor(
+    async () => {
+      const { body } = await tenant.call('GET', `/v1/deliveries/${id}`)
+      return body.status === 'dead_lettered' && body
+    },
+    { timeoutMs: 60_000 },
+  )
+  assert.deepEqual(
+    [dead.dead_letter_reason, dead.attempt_count, dead.last_error],
+    ['monthly_attempt_limit', 1, 'worker_lost'],
+  )
+  const { data } = (await tenant.call('GET', `/v1/deliveries/${id}/attempts`)).body
+  assert.deepEqual(
+    data.map(({ error }: { error: string }) => error),
+    [LOST],
+  )
+  assert.equal(receiver.receipts.length, 0)
+  await assertBooks(sql)
 })

@@ -37,9 +37,9 @@ begin
         as retry_state
     from results where started_at is not null
     union all
-    select tenant_id, delivery_id, endpoint_id, url, lost, started_at, 0, null, 'worker_lost', waybill.lost_message(), null, false,
-      started_at, 'will_retry'
-    from results, generate_series(recorded_attempts + 1, attempt_number - 1) lost where started_at is not null
+    select tenant_id, delivery_id, endpoint_id, url, lost, coalesce(started_at, now()), 0, null, 'worker_lost', waybill.lost_message(), null,
+      false, coalesce(started_at, now()), 'will_retry'
+    from results, generate_series(recorded_attempts + 1, attempt_number - 1) lost
   ), attempted as (
     insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code,
       error, error_message, response_body, response_truncated, next_attempt_at, retry_state)
@@ -118,11 +118,14 @@ begin
   when matched then update set
     status = r.status,
     bundle = null,
-    attempt_count = case when r.started_at is null then r.recorded_attempts else r.attempt_number end,
+    -- Where the quota forbade the attempt, the last one was the one before, which may have lost its worker.
+    attempt_count = case when r.started_at is null then r.attempt_number - 1 else r.attempt_number end,
     next_attempt_at = r.next_attempt_at,
-    last_attempt_at = coalesce(r.started_at, d.last_attempt_at),
-    last_status_code = case when r.started_at is null then d.last_status_code else r.status_code end,
-    last_error = case when r.started_at is null then d.last_error else r.error end,
+    last_attempt_at = coalesce(r.started_at, case when r.recorded_attempts < r.attempt_number - 1 then now() else d.last_attempt_at end),
+    last_status_code = case when r.started_at is not null then r.status_code
+      when r.recorded_attempts = r.attempt_number - 1 then d.last_status_code end,
+    last_error = case when r.started_at is not null then r.error
+      when r.recorded_attempts < r.attempt_number - 1 then 'worker_lost' else d.last_error end,
     dead_letter_reason = r.reason,
     updated_at = now(),
     completed_at = case when r.status <> 'retrying' then now() end

@@ -43,7 +43,8 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
     async run() {
       if (performance.now() < lookFrom) return false
       const found = await look(async (thorough) => {
-        if (!hasLeapt(await clockOf(pool))) return await takeBack(pool, boss, thorough)
+        const askedMs = performance.now()
+        if (!hasLeapt(await clockOf(pool), askedMs)) return await takeBack(pool, boss, thorough)
         wait()
         return []
       }).catch((error: unknown) => {
@@ -65,14 +66,15 @@ async function clockOf(pool: Pool): Promise<number> {
 
 /**
  * Whether the database's clock has advanced by more than the time since the last call, as after a failover to a machine whose clock
- * is ahead: every claim would seem untouched for that long. `clock` is this process's, in milliseconds.
+ * is ahead: every claim would seem untouched for that long. It was read after `askedMs`, by this process's `clock`, in milliseconds.
  */
-export function createLeapWatch(clock = () => performance.now()): (clockMs: number) => boolean {
+export function createLeapWatch(clock = () => performance.now()): (clockMs: number, askedMs: number) => boolean {
   let ahead: number | undefined
-  return (clockMs) => {
+  return (clockMs, askedMs) => {
     const before = ahead
-    // A late answer looks like a clock that was set back, and the next one like a leap ahead.
-    ahead = Math.max(before ?? -Infinity, clockMs - clock())
+    // By how much it is ahead lies between these bounds, which are far apart where the answer was late.
+    const [least, most] = [clockMs - clock(), clockMs - askedMs]
+    ahead = Math.min(Math.max(before ?? least, least), most)
     return before !== undefined && ahead - before > MAX_LEAP_MS
   }
 }
