@@ -84,6 +84,22 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  test('an endpoint that is made ordered while it waits for retries does not wait for them', async (t) => {
+    const { sql, receiver, startWorker, tenant } = await start(t)
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/old'))
+    receiver.script('/old', 500)
+    await startWorker()
+    await publishMany(sql, tenant.tenantId, 3)
+    await waitFor(async () => (await sql`select from waybill.deliveries where status = 'retrying'`).length === 3)
+    await sql`update pgboss.job set start_after = now() + interval '1 hour' where name = 'deliveries'`
+    const change = { url: receiver.url('/new'), ordered: true }
+    assert.equal((await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: change })).status, 200)
+    const receipts = await receiver.until(3, { path: '/new', timeoutMs: 60_000 })
+    assert.deepEqual(receipts.map(eventOf), receipts.map(eventOf).toSorted())
+    await settled(sql)
+    await assertBooks(sql)
+  })
+
   test('an endpoint that is made ordered with a backlog gets it in publish order, one at a time', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
@@ -309,6 +325,25 @@ suite('pace and order', { concurrency: 3 }, () => {
     assert.equal((await sql`select waybill.gather_strays() as found`)[0]!.found, 2)
     assert.deepEqual({ ...(await places())[0] }, { job: 0, endpoint: 0 })
     assert.equal((await sql`select waybill.gather_strays() as found`)[0]!.found, 0)
+  })
+
+  test('setting the queue clock back and a claim that takes a bundle apart do not wait for each other', async (t) => {
+    const { sql, receiver, tenant } = await start(t)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    await publishMany(sql, tenant.tenantId, 16)
+    await sql`update waybill.queue_clock set tag = 2`
+    await sql.begin(async (claiming) => {
+      const [job] = await claiming<
+        { id: string; data: { ids: string[] } }[]
+      >`select id, data from waybill.fetch_due(-1399999999, 2147483647, 1)`
+      const [rebased] = await sql.begin(async (rebasing) => {
+        await rebasing`set local statement_timeout = '10s'`
+        return await rebasing`select waybill.rebase_queue(0, 0) as done`
+      })
+      assert.equal(rebased?.done, true)
+      await claiming`
+        select waybill.unbundle(array[${tenant.tenantId}]::text[], array[${job!.id}]::uuid[], array[${job!.data.ids[0]!}]::uuid[], false)`
+    })
   })
 
   test('setting the queue clock back waits for nobody, and nobody long for it', async (t) => {

@@ -41,10 +41,18 @@ begin
     return false;
   end;
   select floor(tag) into base from waybill.queue_clock for update;
-  update pgboss.job set priority = least(0, priority + base::int),
+  -- Who has one of these locked claims it, and may want the tables; should it come back to the queue, waybill.gather_strays finds it.
+  with waiting as (
+    select id from pgboss.job where name = 'deliveries' and state < 'active' and priority > waybill.first_retry() for update skip locked
+  )
+  update pgboss.job j set priority = least(0, priority + base::int),
     data = case when data ? 'tag' then jsonb_set(data, '{tag}', to_jsonb(greatest(0, (data ->> 'tag')::float8 - base))) else data end
-  where name = 'deliveries' and state < 'active' and priority > waybill.first_retry();
-  update waybill.endpoint_stats set tag = greatest(0, tag - base) where tag > 0;
+  from waiting w where j.name = 'deliveries' and j.id = w.id;
+  with tagged as (
+    select tenant_id, endpoint_id from waybill.endpoint_stats where tag > 0 order by tenant_id, endpoint_id for no key update
+  )
+  update waybill.endpoint_stats s set tag = greatest(0, tag - base) from tagged t
+  where s.tenant_id = t.tenant_id and s.endpoint_id = t.endpoint_id;
   update waybill.queue_clock set tag = tag - base;
   return true;
 end $$;

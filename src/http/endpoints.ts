@@ -113,6 +113,9 @@ export function mountEndpoints(
       const [updated] = await sql<EndpointRow[]>`
         update waybill.endpoints set ${assignments(body)}, updated_at = now() ${inactivity(before.is_active, body.is_active)}
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns}`
+      // From now on all others wait for the one retry that is due first.
+      if (body.ordered === true && !before.ordered)
+        await sql`select waybill.hurry_ordered(${tenant.tenantId}, ${target})`
       // Whatever has changed, held deliveries may be allowed now.
       await sql`select pg_notify('waybill_held', '')`
       return updated as EndpointRow
