@@ -118,3 +118,19 @@ test('dead letters are taken although a replay of one of them and their taking w
   const dead = await sql`select from waybill.deliveries where dead_letter_reason = 'worker_lost'`
   assert.equal(dead.length, replayed.status === 'fulfilled' ? 2 : 3)
 })
+
+test('while a replayed retry is on its way to a failing endpoint, no other probe is due', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  const [retried] = (await tenant.publish()).delivery_ids
+  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${retried!}`
+  await sql`update waybill.deliveries set status = 'retrying'`
+  await sql`
+    update waybill.endpoint_stats set pending = 0, retrying = 1, breaker = 'open', breaker_since = now(), next_probe_at = now() + interval '1 second'`
+  await tenant.publish()
+  assert.equal((await tenant.call('POST', `/v1/deliveries/${retried}/replay`)).status, 202)
+  const [standing] =
+    await sql`select probing, next_probe_at > now() + interval '30 seconds' as waits from waybill.endpoint_stats`
+  assert.deepEqual({ ...standing }, { probing: retried, waits: true })
+})

@@ -72,7 +72,9 @@ begin
   if is_ordered then perform waybill.hurry_ordered(tenant, endpoint); end if;
   update waybill.endpoint_stats set
     probing = case when not is_ordered then delivery end,
-    next_probe_at = case when is_queued and not is_ordered then next_probe_at else least(next_probe_at, now()) end
+    -- On its way, it is the probe: the next one comes after its outcome, or, if there is none, later than most attempts take.
+    next_probe_at = case when is_queued and not is_ordered then greatest(next_probe_at, now() + interval '1 minute')
+      else least(next_probe_at, now()) end
   where tenant_id = tenant and endpoint_id = endpoint and breaker = 'open' and probing is null
     -- If it is due already, there is nothing to do: with the delivery's lock, its counters are not waited for without need.
     and (not is_ordered or next_probe_at > now());
