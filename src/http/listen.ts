@@ -30,7 +30,7 @@ const MAX_PIPELINED = 100
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
-/** The request that came last, which may still be arriving although it is answered, and what begins each one that is not answered. */
+/** The request that came last, until it is answered and has arrived, and what begins each one that is not answered. */
 type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[] }
 
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
@@ -73,6 +73,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       // One after the other, each in a turn of its own: what many connections send ahead would else all begin in one turn.
       const [next] = connection.unanswered
       if (next) setImmediate(next)
+      // An idle connection keeps nothing of it.
+      if (connection.last === request && request.complete) connection.last = undefined
       // An answer that had begun before then leaves its connection open.
       if (draining) setImmediate(() => server.closeIdleConnections())
     })
@@ -143,7 +145,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
         draining = true
         server.close(() => {
           clearInterval(unfinished)
-          clearTimeout(last)
+          clearTimeout(over)
           resolve()
         })
         server.closeIdleConnections()
@@ -153,7 +155,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
           () => cut((_socket, { last, unanswered }) => unanswered.length === 0 || !last?.complete),
           Math.min(ARRIVING_MS, graceMs),
         )
-        const last = setTimeout(() => cut(() => true), graceMs)
+        const over = setTimeout(() => cut(() => true), graceMs)
       }),
   }
 }
