@@ -1,3 +1,5 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+
 /** Lets `perTurn` callers go on in each turn of the event loop, in order. */
 export function createTurns(perTurn: number): () => Promise<void> {
   const waiting: (() => void)[] = []
@@ -13,20 +15,7 @@ export function createTurns(perTurn: number): () => Promise<void> {
 }
 
 /** Waits until `moment` (by performance.now()). Rejects with the signal's reason if that aborts first. */
-export function until(moment: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const stop = () => {
-      clearTimeout(timer)
-      reject(signal.reason)
-    }
-    const timer = setTimeout(
-      () => {
-        signal.removeEventListener('abort', stop)
-        resolve()
-      },
-      Math.max(0, moment - performance.now()),
-    )
-    if (signal.aborted) stop()
-    else signal.addEventListener('abort', stop)
+export const until = (moment: number, signal: AbortSignal): Promise<void> =>
+  sleep(Math.max(0, moment - performance.now()), undefined, { signal }).catch(() => {
+    throw signal.reason
   })
-}
