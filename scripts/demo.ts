@@ -13,7 +13,6 @@ const STEP_SECONDS = 30
 
 type Attempt = { attempt_number: number; status_code: number | null; error: string | null; retry_state: string }
 
-const mended: Behaviour['answer'] = () => 200
 const ENDPOINTS: Record<string, Behaviour & { subscribed: string[]; manner: string }> = {
   healthy: { subscribed: ['*'], answer: () => 200, manner: 'answers 200' },
   flaky: { subscribed: ['order.paid'], answer: (nth) => (nth > 2 ? 200 : 500), manner: 'answers 500 twice, then 200' },
@@ -97,7 +96,7 @@ async function tellStory(tenant: Client, { heading, line, text }: Account, seen:
 
   heading('Mending and replaying')
   const broken = ENDPOINTS.broken as Behaviour
-  broken.answer = mended
+  broken.answer = () => 200
   line('mended', '', 'broken', 'answers 200 from now on')
   const letters = await tenant<{ data: { delivery_id: string }[] }>('GET', '/v1/dlq')
   for (const { delivery_id } of letters.data) {

@@ -9,7 +9,6 @@ export type Received = {
   requests: number
   /** Different deliveries; fewer than `requests` when one came twice. */
   deliveries: number
-  firstMicros: number
   lastMicros: number
   /** From the moment that a payload names (`at`) to its arrival, in microseconds. */
   latencies: number[]
@@ -23,7 +22,7 @@ let expected = Number.POSITIVE_INFINITY
 let reached: (() => void) | undefined
 
 function empty(): Received {
-  return { requests: 0, deliveries: 0, firstMicros: 0, lastMicros: 0, latencies: [] }
+  return { requests: 0, deliveries: 0, lastMicros: 0, latencies: [] }
 }
 
 function note(head: string, body: string): void {
@@ -31,7 +30,6 @@ function note(head: string, body: string): void {
   if (delivery === undefined) return
   const now = nowMicros()
   received.requests++
-  received.firstMicros ||= now
   received.lastMicros = now
   seen.add(delivery)
   received.deliveries = seen.size

@@ -81,7 +81,6 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
     halt: (role: Role) => signal(role, 'SIGSTOP'),
     goOn: (role: Role) => signal(role, 'SIGCONT'),
     ports: () => of('api').map(({ port }) => port),
-    isRunning: (role: Role) => of(role).length > 0,
     cpu: (role: Role) => of(role).reduce((sum, { pid }) => sum + (cpuSeconds(pid) ?? 0), spent[role].cpu),
     /** The most memory that one process of the role ever held, in MiB. */
     peak: (role: Role) => of(role).reduce((most, { pid }) => Math.max(most, peakMemory(pid) ?? 0), spent[role].peak),

@@ -6,8 +6,6 @@ import type { Random } from './random.ts'
 export type DatabaseProxy = {
   /** The database's URL as seen through it. */
   url: string
-  /** Breaks every connection and refuses new ones. */
-  cut: () => Promise<void>
   /** Nothing passes any more; connections stay open, and new ones hang. */
   freeze: () => void
   /** What is open now stays open and carries nothing any more, in either direction; new connections are sound. */
@@ -86,7 +84,6 @@ export async function startProxy(scope: Scope, databaseUrl: string): Promise<Dat
   })
   return {
     url: target.href,
-    cut,
     freeze() {
       frozen = true
     },

@@ -13,7 +13,6 @@ export type Publish = {
   tries: Try[]
   /** Of the first 2xx; null as long as there is none. */
   eventId: string | null
-  deliveryIds: string[]
   /** When it was accepted. */
   acceptedAt: number | null
   /** A status that repeating does not change. */
@@ -39,7 +38,6 @@ export const newPublish = (known: Pick<Publish, 'tenantId' | 'key' | 'type' | 'p
   ...known,
   tries: [],
   eventId: null,
-  deliveryIds: [],
   acceptedAt: null,
   refused: null,
 })
@@ -71,7 +69,7 @@ export function createPublisher(urls: () => string[]): Publisher {
       const shaped = answer.ok === status < 300 && (answer.ok || typeof answer.error === 'string')
       entry.tries.push({ at, ms: Date.now() - at, status, shaped })
       if (status < 300) {
-        Object.assign(entry, { eventId: answer.event_id, deliveryIds: answer.delivery_ids, acceptedAt: Date.now() })
+        Object.assign(entry, { eventId: answer.event_id, acceptedAt: Date.now() })
       } else if (status < 500 && status !== 429) entry.refused = status
     } catch {
       entry.tries.push({ at, ms: Date.now() - at, status: null, shaped: true })
