@@ -134,7 +134,7 @@ export async function startService(options: {
       timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
       ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
     })
-    releasers.add('sender', () => sender.close())
+    releasers.add('sender', sender.close)
     const worker = await startWorker({
       pool,
       claims,

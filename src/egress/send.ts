@@ -46,7 +46,7 @@ export interface Sender {
   /** Ends all requests under way and to come: `send` rejects with the reason. An interrupted attempt has not failed. */
   interrupt(reason: Error): void
   /** Closes the unused connections; those in use close when their attempts end. */
-  close(): Promise<void>
+  close(): void
 }
 
 interface SenderOptions {
@@ -187,7 +187,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
     for (const end of [...underWay]) end()
   }
 
-  async function close(): Promise<void> {
+  function close(): void {
     connections.close()
     resolver.close()
   }
