@@ -4,6 +4,7 @@ import type { EventEmitter } from 'node:events'
 import { chmod, mkdir, readdir, readFile, readlink, realpath, rename, rm, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
 import { dirname, resolve } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { ConfigError } from './config.ts'
@@ -123,7 +124,7 @@ async function stopLeftover(databaseDir: string): Promise<void> {
   const pid = Number(lock?.split('\n')[0])
   if (!isAlive(pid) || !(await isServer(pid, databaseDir))) return
   process.kill(pid, 'SIGINT')
-  for (let waited = 0; isAlive(pid) && waited < 100; waited++) await new Promise((done) => setTimeout(done, 100))
+  for (let waited = 0; isAlive(pid) && waited < 100; waited++) await sleep(100)
 }
 
 /** Any other program may have its pid by now: a server works in its data directory, and was started with it as `-D`. */

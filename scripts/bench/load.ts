@@ -1,4 +1,5 @@
 import { connect, type Socket } from 'node:net'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { nowMicros, serve } from './helper.ts'
 
 // The load generator: publishes over plain keep-alive sockets with requests written by hand, several times cheaper than
@@ -111,7 +112,7 @@ async function generate(load: Load): Promise<LoadResult> {
     for (let nth = 0; more(); nth++) {
       const intended = begun + (nth * 1e6) / load.rate
       const early = intended - nowMicros()
-      if (early > 0) await new Promise((resolve) => setTimeout(resolve, early / 1000))
+      if (early > 0) await sleep(early / 1000)
       // The one that has rested longest, so that none is closed for being idle.
       const connection = idle.shift()
       // All are busy: a new one, up to a number that says the service has stopped answering.

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { Pool } from '../../src/db/open.ts'
 import { connect } from '../../test/support/database.ts'
 import { createClient } from '../demo/client.ts'
@@ -22,8 +23,6 @@ type Share = { tenant: string; queued: number; share: number }
 export type Neighbours = { baseline: Scenario; scenarios: Scenario[]; outage: Outage; shares: Share[] }
 
 type Helpers = { crowd: Helper<'crowd'>; lonely: Helper<'receiver'>; loadOfA: Helper<'load'>; flood: Helper<'load'> }
-
-const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms))
 
 export async function measureNeighbours(
   bench: Bench,
@@ -134,7 +133,7 @@ export async function measureNeighbours(
   const watching = watch('the herd after an outage, 5,000 waiting')
   for (const deadline = Date.now() + 120_000; ((await helpers.crowd.ask('look', port))?.requests ?? 0) < 5000; ) {
     if (Date.now() > deadline) throw new Error('the backlog of the outage was not delivered')
-    await pause(100)
+    await sleep(100)
   }
   scenarios.push(await watching)
   const outage = herd((await helpers.crowd.ask('look', port)) ?? { mostInFlight: 0, per100Ms: [] })
@@ -174,7 +173,7 @@ export async function measureNeighbours(
           share: (rows.find((row) => row.tenant_id === id)?.n ?? 0) / mean,
         }))
       }
-      await pause(20)
+      await sleep(20)
     }
   }
 }
@@ -209,7 +208,7 @@ async function untilHeld(sql: Pool, endpointId: string): Promise<void> {
     if (rows.length > 0) return
     await sql`update pgboss.job set start_after = now(), priority = waybill.retry_priority(now())
       where name = 'deliveries' and state < 'active' and start_after > now()`
-    await pause(200)
+    await sleep(200)
   }
   throw new Error('its deliveries are not held after two minutes')
 }

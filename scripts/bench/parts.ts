@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { createClient } from '../demo/client.ts'
 import { makeTable, measureCommits, measureOneCommit } from './ceilings.ts'
 import { type Cost, countCost, type Measured } from './cost.ts'
@@ -328,6 +329,6 @@ async function untilRecorded({ database }: Bench): Promise<void> {
 async function poll(what: string, check: () => Promise<boolean>): Promise<void> {
   for (const deadline = Date.now() + 120_000; !(await check()); ) {
     if (Date.now() > deadline) throw new Error(`waited too long for ${what}`)
-    await new Promise((resolve) => setTimeout(resolve, 100))
+    await sleep(100)
   }
 }

@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto'
 import { openSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { SHIPPED } from '../as-shipped.ts'
 import type { BenchDatabase } from './database.ts'
@@ -99,7 +100,7 @@ async function readyPort(child: ChildProcess, name: string, logFile: string): Pr
     const ready = log.split('\n').find((line) => line.includes('"service.ready"'))
     if (ready) return JSON.parse(ready).port
     if (child.exitCode !== null) throw new Error(`${name} did not start:\n${log}`)
-    await new Promise((resolve) => setTimeout(resolve, 20))
+    await sleep(20)
   }
   throw new Error(`${name} was not ready within ${START_MS / 1000} s`)
 }

@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs'
 import { cpus } from 'node:os'
+import { setTimeout as sleep } from 'node:timers/promises'
 
 // What processes use, from /proc: null where there is none (only Linux has it).
 
@@ -47,7 +48,7 @@ export const busySeconds = (): number =>
 /** The share of all cores that is busy during a second: before the start, that is what others take. */
 export async function busyShare(): Promise<number> {
   const before = busySeconds()
-  await new Promise((resolve) => setTimeout(resolve, 1000))
+  await sleep(1000)
   return (busySeconds() - before) / cpus().length
 }
 
