@@ -21,7 +21,6 @@ import { readVersion } from './version.ts'
 import { startWorker } from './worker.ts'
 
 export type Mode = 'all' | 'api' | 'worker'
-export type Service = { port: number }
 
 /** Connections for requests, and for recording, holding and releasing. Few are enough: Postgres itself saturates first. */
 const API_CONNECTIONS = 10
@@ -55,7 +54,7 @@ export async function startService(options: {
   releasers: Releasers
   /** Aborted when attempts in flight are to be handed back at once. */
   hurry: AbortSignal
-}): Promise<Service> {
+}): Promise<{ port: number }> {
   const { config, database, mode, log, releasers } = options
   const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
   const version = await readVersion()
