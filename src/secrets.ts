@@ -12,7 +12,7 @@ export type SecretBox = {
   /** Encrypts with the first key. `owner` binds the result to its row: moved to another, it does not decrypt. */
   seal(secret: string, owner: string): Buffer
   /** Throws `MissingKey` if no key fits, and another error if the bytes are not what was sealed for `owner`. */
-  open(sealed: Uint8Array, owner: string): string
+  open(sealed: Buffer, owner: string): string
   /** Ids (hex) of the keys of this process. What `seal` returns begins with the id of the key that it needs. */
   keyIds: string[]
 }
@@ -36,15 +36,15 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
       return Buffer.concat([Buffer.from(current[0], 'hex'), iv, text, cipher.getAuthTag()])
     },
     open(sealed, owner) {
-      const bytes = Buffer.from(sealed)
-      const keyId = bytes.subarray(0, KEY_ID_BYTES).toString('hex')
+      const keyId = sealed.subarray(0, KEY_ID_BYTES).toString('hex')
       const key = byId.get(keyId)
       if (key === undefined) throw new MissingKey(`no encryption key with id ${keyId}`)
-      const iv = bytes.subarray(KEY_ID_BYTES, KEY_ID_BYTES + IV_BYTES)
+      const iv = sealed.subarray(KEY_ID_BYTES, KEY_ID_BYTES + IV_BYTES)
       const decipher = createDecipheriv('aes-256-gcm', key, iv, { authTagLength: TAG_BYTES })
-      decipher.setAAD(Buffer.from(owner)).setAuthTag(bytes.subarray(-TAG_BYTES))
+      decipher.setAAD(Buffer.from(owner)).setAuthTag(sealed.subarray(-TAG_BYTES))
       return (
-        decipher.update(bytes.subarray(KEY_ID_BYTES + IV_BYTES, -TAG_BYTES), undefined, 'utf8') + decipher.final('utf8')
+        decipher.update(sealed.subarray(KEY_ID_BYTES + IV_BYTES, -TAG_BYTES), undefined, 'utf8') +
+        decipher.final('utf8')
       )
     },
   }
