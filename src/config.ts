@@ -36,7 +36,7 @@ const cidr = z.string().transform((text, ctx) => {
   return range
 })
 
-/** Whether the drivers can decode it: a password may have any character. */
+/** Whether its %-escapes can be decoded, as they will be: a password may have any character. */
 function isEncoded(address: string): boolean {
   try {
     decodeURIComponent(address)

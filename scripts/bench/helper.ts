@@ -35,7 +35,7 @@ type Argument<N extends keyof Tasks, T extends keyof Tasks[N]> = Tasks[N][T] ext
   : never
 type Answer<N extends keyof Tasks, T extends keyof Tasks[N]> = Tasks[N][T] extends (task: never) => infer A ? A : never
 
-/** Runs `module` of this folder as a process of its own, so that its work is not done on the time of what is measured. */
+/** Runs the module `name` of this folder as a process of its own, so that its work is not done on the time of what is measured. */
 export function startHelper<Name extends keyof Tasks>(name: Name): Helper<Name> {
   const child: ChildProcess = fork(new URL(`./${name}.ts`, import.meta.url), { serialization: 'advanced' })
   const waiting = new Map<number, PromiseWithResolvers<unknown>>()
