@@ -166,6 +166,7 @@ export function readConfig(env: Record<string, string | undefined>, { needsKeys 
   return Object.freeze(parsed.data)
 }
 
+/** The configuration, or what is asked on the command line, cannot be used; each problem is a line for the operator. */
 export class ConfigError extends Error {
   readonly problems: string[]
   constructor(problems: string[]) {

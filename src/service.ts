@@ -35,6 +35,7 @@ const RETENTION = { max: 2, patienceMs: 3_600_000 }
 /** A database and the keys that belong to it. */
 export type Database = { url: string; adminApiKey: string; encryptionKeys: Buffer[] }
 
+/** How deliveries are retried, as the configuration has it. */
 export const queueSettings = (config: Config): QueueSettings => ({
   retryLimit: config.RETRY_LIMIT,
   retryDelaySeconds: config.RETRY_DELAY_SECONDS,

@@ -18,6 +18,7 @@ export class Fragment {
   }
 }
 
+/** A Fragment, written as a statement is. */
 export const fragment = (texts: TemplateStringsArray, ...values: (Value | Fragment)[]) => new Fragment(texts, values)
 
 /** A table or column, with or without its schema. */

@@ -109,6 +109,7 @@ const CERTIFICATE_MESSAGES: Record<string, string> = {
 /** All of them, for the API's description. */
 export const ATTEMPT_ERRORS = Object.keys(MESSAGES)
 
+/** A failure of this class, in its usual words. */
 export function failure(error: AttemptError): Failure {
   return { error, errorMessage: MESSAGES[error] }
 }

@@ -14,12 +14,14 @@ const DAYS_AHEAD = 7
 /** Makes the daily partitions of the coming week that are missing. Safe when several processes do it at once. */
 export const makePartitions = (sql: Db) => sql`select waybill.make_partitions(${DAYS_AHEAD})`
 
+/** One partition: `part` is its day (YYYYMMDD), or `default`. */
 export const table = (kind: (typeof KINDS)[number], part: string) => identifier(`waybill.${kind}_${part}`)
 
 /** For the rest of a transaction, rows are looked up one by one: the planner would rather read whole tables. */
 export const lookUpOnly = (sql: Db) =>
   sql`select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin']) as s (name)`
 
+/** How many rows one day's partitions have, attached or not. Throws (isGone) when they are dropped. */
 export async function countRows(sql: Db, day: string): Promise<Counts> {
   const [counts] = await sql<Counts[]>`
     select (select count(*)::float8 from ${table('events', day)}) as events,

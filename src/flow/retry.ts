@@ -3,6 +3,7 @@ import type { Outcome } from '../egress/send.ts'
 /** What an attempt leads to. `notBeforeSeconds`: from the end of the attempt, as its receiver asked (Retry-After); 0 if it did not. */
 export type Verdict = { kind: 'delivered' } | { kind: 'failed'; notBeforeSeconds: number } | { kind: 'gone' }
 
+/** The longest wait that a receiver's Retry-After is granted. */
 export const MAX_RETRY_AFTER_SECONDS = 86_400
 
 /** 2xx is success; 410 says that the endpoint will never want this again (Standard Webhooks); all else is tried again. */
