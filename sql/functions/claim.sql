@@ -180,17 +180,17 @@ end $$;
 
 -- Says of claims that their worker is alive. In the order of their ids, and without those that somebody settles at this
 -- moment: to wait for them with others in hand could be to wait for each other.
-create or replace function waybill.touch(ids uuid[], retry_counts int[]) returns void language sql
+create or replace function waybill.touch(ids uuid[], retry_counts int[]) returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
-  with asked as materialized (
-    select id, retry_count from unnest(ids, retry_counts) as u (id, retry_count) order by id
-  ), claimed as materialized (
-    -- One look-up for each: with a list of all ids, each look-up would go through the list.
-    select j.id from asked u cross join lateral (
+declare
+  -- One look-up for each: with a list of all ids, each look-up would go through the list.
+  claimed constant uuid[] := array(
+    select j.id from (select id, retry_count from unnest(ids, retry_counts) as u (id, retry_count) order by id) u cross join lateral (
       select j.id from pgboss.job j
       where j.name = 'deliveries' and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
-      for no key update skip locked offset 0) j
-  )
-  update pgboss.job j set heartbeat_on = now() from claimed c where j.name = 'deliveries' and j.id = c.id
-$$;
+      for no key update skip locked offset 0) j);
+begin
+  -- By a list, and not by a join: where the queue was empty at the last look, the planner would go through all of them for each job.
+  update pgboss.job set heartbeat_on = now() where name = 'deliveries' and id = any(claimed);
+end $$;
