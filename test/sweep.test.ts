@@ -5,7 +5,7 @@ import { createForgetFuture } from '../src/flow/forget-future.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
-import { assertBooks, settled } from './support/lanes.ts'
+import { assertBooks, NO_LIMITS, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -132,6 +132,38 @@ test('what was queued, failed or claimed tomorrow, because the clock was ahead, 
   assert.deepEqual(attempts, [2, 2, 2, 1])
   const waiting = () => sql`select from pgboss.version where cron_on > now()`
   await waitFor(async () => (await waiting()).length === 0, { what: 'schedules to run again' })
+})
+
+test('what comes from tomorrow is mended while others change it', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+    values ('acme', gen_random_uuid(), 'http://x', array['*'], '')`
+  // One by one, so that each has a job of its own.
+  await sql`
+    select from generate_series(1, 1500), lateral waybill.publish(array['acme'], array['a'], array['{}'], array[null], ${JSON.stringify(NO_LIMITS)})`
+  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 9 })
+  cleanUp(t, () => pool.end())
+  // As a worker does that fails attempts while the clock is ahead. Where one statement mended jobs and deliveries, this crashed Postgres 18 now and then.
+  const delay = (nth: number) => pool`
+    update pgboss.job set start_after = now() + interval '1 hour' where name = 'deliveries' and id in (
+      select id from pgboss.job where name = 'deliveries' and abs(hashtext(id::text)) % 16 = ${nth % 16} order by id for update)`
+  await Promise.all(Array.from({ length: 16 }, (_, nth) => delay(nth)))
+  let isOver = false
+  const delaying = Array.from({ length: 8 }, async (_, nth) => {
+    for (; !isOver; nth++) await delay(nth)
+  })
+  const mend = () => createForgetFuture(pool, 0)()
+  for (let round = 0; round < 160; round++) await mend()
+  isOver = true
+  await Promise.all(delaying)
+  await mend()
+  const [late] = await sql`
+    select count(*) filter (where start_after > now() + interval '1 minute')::int as jobs,
+      (select count(*)::int from waybill.deliveries where next_attempt_at > now() + interval '1 minute') as deliveries
+    from pgboss.job where name = 'deliveries'`
+  assert.deepEqual({ ...late }, { jobs: 0, deliveries: 0 })
 })
 
 test('a probe that is due tomorrow, because the clock was ahead, is made now', async (t) => {

@@ -79,7 +79,10 @@ async function mendDeadLetters(pool: Pool): Promise<void> {
  * tells a retry.
  */
 async function mendJobs(pool: Pool): Promise<number> {
-  const [mended] = await pool<{ count: number }[]>`
+  // In two statements: Postgres 18 crashes where one locks rows, finds them changed meanwhile, and then chooses among partitions in
+  // another of its parts.
+  return await pool.begin(async (sql) => {
+    const mended = await sql<{ tenant_id: string; delivery_id: string; due: string; count: number }[]>`
     with late as materialized (
       select id, data ->> 'tenant_id' as tenant_id, data -> 'ids' as bundled, state,
         case state
@@ -101,17 +104,18 @@ async function mendJobs(pool: Pool): Promise<number> {
         -- Without its slot a paced delivery is held when it is claimed, and gets another.
         data = j.data - 'slot'
       from late where j.name = ${DELIVERIES} and j.id = late.id
-    ), found as (
-      select d.tenant_id, d.delivery_id, due
-      from late left join lateral jsonb_array_elements_text(bundled) as m (id) on true cross join lateral (
-        select * from waybill.deliveries d
-        where d.tenant_id = late.tenant_id and d.delivery_id = coalesce(m.id::uuid, late.id) offset 0) d
-      where late.state <> 'active'
-    ), shown as (
-      update waybill.deliveries d set next_attempt_at = due, updated_at = now()
-      from found f where d.tenant_id = f.tenant_id and d.delivery_id = f.delivery_id
-        and d.delivery_id between (select min(delivery_id::text)::uuid from found) and (select max(delivery_id::text)::uuid from found)
     )
-    select count(*)::int from late`
-  return mended?.count ?? 0
+    select tenant_id, coalesce(m.id::uuid, late.id) as delivery_id, case when state <> 'active' then due::text end as due,
+      (select count(*)::int from late) as count
+    from late left join lateral jsonb_array_elements_text(bundled) as m (id) on true order by 2`
+    const shown = mended.filter(({ due }) => due !== null)
+    if (shown.length > 0)
+      await sql`
+        update waybill.deliveries d set next_attempt_at = due, updated_at = now()
+        from unnest(${shown.map((one) => one.tenant_id)}::text[], ${shown.map((one) => one.delivery_id)}::uuid[],
+          ${shown.map((one) => one.due)}::timestamptz[]) as f (tenant_id, delivery_id, due)
+        where d.tenant_id = f.tenant_id and d.delivery_id = f.delivery_id
+          and d.delivery_id between ${shown[0]?.delivery_id as string} and ${shown.at(-1)?.delivery_id as string}`
+    return mended[0]?.count ?? 0
+  })
 }
