@@ -149,9 +149,10 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
         await tx`set transaction read write`
         await tx.text(`alter database ${name} set default_transaction_read_only = ${value}`)
       })
-      await sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
     }
     await setReadOnly('on')
+    // What is opened from now on is read-only, and stays so.
+    await sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
     const publish = () => tenant.call('POST', '/v1/events', { body: { event_type: 'a.b', payload: {} } })
     for (let n = 0; n < 20; n++) {
       const { status, body } = await publish()

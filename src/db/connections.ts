@@ -11,8 +11,11 @@ export type Ask = (question: Question) => Promise<Answer>
 
 /** For the database's own word that a statement took too long to arrive. */
 const GRACE_MS = 500
-/** Of SQLSTATE: those with which a connection ends. Their severity would say so, but in the server's language. What has none is no answer. */
-const ENDS = /^($|08|57P|25P0[34])/
+/**
+ * Of SQLSTATE: those with which a connection ends. Their severity would say so, but in the server's language. What has none is no
+ * answer. One that is read-only (25006) stays so, also when the database is not any more.
+ */
+const ENDS = /^($|08|57P|25P0[34]|25006)/
 
 /**
  * A pool of at most `max` connections, each opened when it is needed. One is closed after `idleMs` without use and `lifetimeSeconds` in
