@@ -20,6 +20,8 @@ Configuration is environment variables; the README lists them all.
 const FORCE_MS = 10_000
 /** How long handing claims back may take after a second signal. */
 const HURRY_MS = 1000
+/** npm passes on at once what a terminal or a supervisor has sent to all processes of a group, and so to this one as well. */
+const ECHO_MS = process.env.npm_lifecycle_event === 'start' ? 50 : 0
 
 async function main(): Promise<void> {
   const flags = readFlags()
@@ -101,16 +103,17 @@ async function openDatabase(config: Config, log: Log, releasers: Releasers): Pro
  * as what is in flight has been handed back; a third one exits at once.
  */
 function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
-  let begun = false
+  let begunAt: number | undefined
   const hurry = new AbortController()
   const stop = (signal: string) => {
+    if (begunAt !== undefined && performance.now() < begunAt + ECHO_MS) return
     if (hurry.signal.aborted) process.exit(1)
-    if (begun) {
+    if (begunAt !== undefined) {
       hurry.abort()
       setTimeout(() => process.exit(1), HURRY_MS)
       return
     }
-    begun = true
+    begunAt = performance.now()
     log.info({ signal, grace_seconds: config.SHUTDOWN_GRACE_SECONDS }, 'service.stopping')
     const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
     setTimeout(() => process.exit(1), graceMs + FORCE_MS).unref()
@@ -121,7 +124,7 @@ function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
   }
   process.on('SIGTERM', stop)
   process.on('SIGINT', stop)
-  return { begun: () => begun, hurry: hurry.signal }
+  return { begun: () => begunAt !== undefined, hurry: hurry.signal }
 }
 
 await main().catch((error: unknown) => {
