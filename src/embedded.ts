@@ -7,6 +7,7 @@ import { dirname, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
+import { z } from 'zod'
 import { ConfigError } from './config.ts'
 import type { Log } from './log.ts'
 
@@ -17,7 +18,9 @@ const UNFINISHED = `${DATA}.`
 /** Of SQLSTATE. */
 const DUPLICATE_DATABASE = '42P04'
 
-type Keys = { adminApiKey: string; encryptionKey: string; databasePassword: string }
+const key = z.string().min(1)
+const keysSchema = z.object({ adminApiKey: key, encryptionKey: key, databasePassword: key })
+type Keys = z.infer<typeof keysSchema>
 
 /**
  * Postgres as a child process, its data and the generated keys kept in `directory` between starts. For development and
@@ -36,7 +39,8 @@ export async function startEmbedded(
   await claim(ownerFile)
   const databaseDir = resolve(directory, DATA)
   await stopLeftover(databaseDir)
-  const keys = await readKeys(resolve(directory, 'keys.json'))
+  const isMade = (await read(resolve(databaseDir, 'PG_VERSION'))) !== null
+  const keys = await readKeys(resolve(directory, 'keys.json'), isMade)
   const port = await freePort()
   const asRoot = isRoot()
   await requireOpenPath(resolve(directory, '..'))
@@ -55,7 +59,7 @@ export async function startEmbedded(
       onError: (message) => log.debug({ message: String(message) }, 'postgres'),
     })
   if (asRoot) await chmod(directory, 0o755)
-  if ((await read(resolve(databaseDir, 'PG_VERSION'))) === null) {
+  if (!isMade) {
     // Made under another name, then renamed. Leftovers of interrupted starts are removed, even while one is still being written.
     for (const name of await readdir(directory))
       if (name.startsWith(UNFINISHED))
@@ -65,11 +69,14 @@ export async function startEmbedded(
     await rename(unfinished, databaseDir)
   }
   const server = serverIn(databaseDir)
+  let hasFailed = false
   started(async () => {
-    await server.stop()
+    // It would wait for the end of a process that has ended.
+    if (!hasFailed) await server.stop()
     await rm(ownerFile, { force: true })
   })
   await server.start().catch((error: unknown) => {
+    hasFailed = true
     throw new Error('the embedded Postgres did not start; LOG_LEVEL=debug shows why', { cause: error })
   })
   await server.createDatabase('waybill').catch((error: { code?: string }) => {
@@ -158,9 +165,16 @@ export async function requireOpenPath(directory: string): Promise<void> {
   }
 }
 
-async function readKeys(file: string): Promise<Keys> {
+/** They are written before the data: where these are, they must be as well. */
+async function readKeys(file: string, mustExist: boolean): Promise<Keys> {
   const known = await read(file)
-  if (known !== null) return JSON.parse(known) as Keys
+  if (known !== null || mustExist) {
+    try {
+      return keysSchema.parse(JSON.parse(known ?? ''))
+    } catch {
+      throw new ConfigError([`${file} is damaged or gone, and without it the data beside it cannot be opened`])
+    }
+  }
   const keys = {
     adminApiKey: `wb_admin_${randomBytes(24).toString('base64url')}`,
     encryptionKey: randomBytes(32).toString('base64'),

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { appendFileSync, existsSync, mkdirSync, readdirSync } from 'node:fs'
-import { readFile, stat, writeFile } from 'node:fs/promises'
+import { readFile, rename, rm, stat, writeFile } from 'node:fs/promises'
 import { suite, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
@@ -374,6 +374,22 @@ suite('starting', { concurrency: 3 }, () => {
         what: 'Postgres to end with the service',
       },
     )
+
+    const failing = async () => {
+      const program = runProgram(t, { cwd, env })
+      assert.deepEqual(await program.exited, { code: 1, signal: null })
+      return program.stdout() + program.stderr()
+    }
+    await rename(`${cwd}/.waybill/postgres/global`, `${cwd}/.waybill/elsewhere`)
+    const began = Date.now()
+    assert.match(await failing(), /embedded Postgres did not start/)
+    assert.ok(Date.now() - began < 15_000, 'it does not wait for what has ended')
+    for (const damaged of ['', '{"adminApiKey":"k"}']) {
+      await writeFile(`${cwd}/.waybill/keys.json`, damaged)
+      assert.match(await failing(), /keys.json is damaged or gone/)
+    }
+    await rm(`${cwd}/.waybill/keys.json`)
+    assert.match(await failing(), /keys.json is damaged or gone/)
   })
 
   test('a first start without DATABASE_URL that is interrupted, wherever, does not stop the next one', async (t) => {
