@@ -42,14 +42,25 @@ export function createBatcher<Item, Result>(options: {
     } catch (error) {
       if (isTooSlow(error)) most = Math.ceil(batch.length / 2)
       if (isRetryable(error)) return await run(batch)
-      if (batch.length > 1 && isRefusal(error)) {
-        for (const entry of batch) (await run([entry]))()
-        return () => {}
-      }
+      if (batch.length > 1 && isRefusal(error)) return await runEach(batch)
       return () => {
         for (const entry of batch) entry.reject(error)
       }
     }
+  }
+
+  /** Runs them one by one, for as long as the database is well. */
+  async function runEach(batch: Waiting[]): Promise<() => void> {
+    let fault: unknown
+    for (const entry of batch) {
+      const reject = (error: unknown) => {
+        if (!isRefusal(error)) fault = error
+        entry.reject(error)
+      }
+      if (fault === undefined) (await run([{ ...entry, reject }]))()
+      else entry.reject(fault)
+    }
+    return () => {}
   }
 
   function next(): void {

@@ -196,6 +196,25 @@ test('one item that the database refuses fails alone', async () => {
   assert.equal(await submit(15), 15)
 })
 
+test('what the database refuses is run one by one only for as long as the database is well', async () => {
+  await sql`create table evens (n int primary key check (n % 2 = 0))`
+  let runs = 0
+  const submit = createBatcher<number, number>({
+    max: 100,
+    run: async (numbers) => {
+      if (++runs === 4) await takeTooLong()
+      await sql`insert into evens select * from unnest(${numbers}::int[])`
+      return numbers
+    },
+  })
+  const results = await Promise.allSettled([1, 2, 3, 4, 5, 6].map(submit))
+  assert.deepEqual(
+    results.map((result) => (result.status === 'fulfilled' ? result.value : result.reason.code)),
+    ['23514', 2, '57014', '57014', '57014', '57014'],
+  )
+  assert.equal(runs, 4)
+})
+
 test('a batch that is the victim of a deadlock runs again', async () => {
   await sql`create table accounts (id int primary key, balance int not null)`
   await sql`insert into accounts values (1, 0), (2, 0)`
