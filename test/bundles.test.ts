@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import { openDb, type Pool } from '../src/db/open.ts'
-import { type Claim, createClaim, touch, unclaim } from '../src/flow/claim.ts'
+import { type Claim, createClaim, touch, unbundle, unclaim } from '../src/flow/claim.ts'
 import { createLog } from '../src/log.ts'
 import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
@@ -170,6 +170,39 @@ suite('bundles', { concurrency: 2 }, () => {
     const [{ count } = { count: 0 }] = await sql<{ count: number }[]>`
       select count::int from waybill.usage where metric = 'attempts'`
     assert.equal(count, 16)
+  })
+
+  test('a delivery that leaves its bundle has a job like that of any other', async (t) => {
+    const { sql, publish, claim, pool } = await start(t)
+    await publish(16)
+    await publish(1)
+    const { send } = await claim({ kind: 'first', thorough: true, max: 100 })
+    const [left, alone] = [send.find(({ bundle }) => bundle !== null), send.find(({ bundle }) => bundle === null)]
+    const jobOf = async (one: Claim | undefined) => {
+      const [row] = await sql`
+        select to_jsonb(j) - array['id', 'data', 'created_on', 'start_after', 'keep_until', 'heartbeat_on', 'started_on'] as job,
+          data - 'tag' as data, heartbeat_on is not null as is_alive, started_on is not null as is_started
+        from pgboss.job j where id = ${one!.deliveryId}`
+      return row && { ...row }
+    }
+    await pool.begin((tx) => unbundle(tx, [left!]))
+    assert.deepEqual(await jobOf(left), await jobOf(alone))
+    await unclaim(pool, [left!, alone!])
+    assert.deepEqual(await jobOf(left), await jobOf(alone))
+  })
+
+  test('a claim that is handed back late leaves a later one alone, also if that has the same number of retries', async (t) => {
+    const { sql, publish, claim, pool } = await start(t)
+    await publish(1)
+    const { send } = await claim({ kind: 'first', thorough: true, max: 100 })
+    // As after a replay.
+    await sql`update pgboss.job set started_on = started_on + interval '20 seconds' where name = 'deliveries'`
+    await unclaim(pool, send)
+    const state = async () => (await sql`select state::text from pgboss.job where name = 'deliveries'`)[0]?.state
+    assert.equal(await state(), 'active')
+    await sql`update pgboss.job set started_on = started_on - interval '20 seconds' where name = 'deliveries'`
+    await unclaim(pool, send)
+    assert.equal(await state(), 'created')
   })
 
   test('touching a claim touches the job that it shares', async (t) => {

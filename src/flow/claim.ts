@@ -1,5 +1,6 @@
 import type { Db, Pool } from '../db/open.ts'
 import type { Place } from '../line.ts'
+import { DELIVERIES } from '../queue.ts'
 
 /** A claimed job with all that its attempt needs. */
 export type Claim = {
@@ -173,11 +174,19 @@ export async function dropClaims(pool: Pool, claims: ClaimedJob[]): Promise<void
 /** pg-boss's fence: the job by which it was claimed, unless that has been claimed again. */
 export const fenceOf = ({ bundle, job }: ClaimedJob) => `${bundle ?? job.id}:${job.retryCount}`
 
-/** Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. */
+/**
+ * Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone, also where a replay
+ * has been claimed since: its job has the same id, and begins to count retries anew.
+ */
 export async function unclaim(pool: Pool, claims: Claim[]): Promise<void> {
   await pool.begin(async (sql) => {
     await unbundle(sql, claims)
-    await sql`select waybill.unclaim(${claims.map(({ job }) => job.id)}::uuid[], ${claims.map(({ job }) => job.retryCount)}::int[])`
+    await sql`
+      select waybill.unclaim(array_agg(c.id), array_agg(n))
+      from unnest(${claims.map(({ job }) => job.id)}::uuid[], ${claims.map(({ job }) => job.retryCount)}::int[],
+        ${claims.map(({ claimedAtMs }) => claimedAtMs)}::float8[]) as c (id, n, claimed_ms)
+      cross join lateral (select started_on from pgboss.job j where j.name = ${DELIVERIES} and j.id = c.id offset 0) j
+      where started_on <= to_timestamp(claimed_ms / 1000) having count(*) > 0`
   })
 }
 
