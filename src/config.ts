@@ -113,7 +113,8 @@ const environment = z.object({
     .optional(),
   WEBHOOK_HEADER_PREFIX: z
     .string()
-    .regex(/^[a-z0-9]+(-[a-z0-9]+)*$/, 'must be lower-case words joined by -')
+    .toLowerCase()
+    .regex(/^[a-z0-9]+(-[a-z0-9]+)*$/, 'must be words of letters and digits joined by -')
     .max(64, 'must be at most 64 characters')
     .default('service'),
   EGRESS_ALLOW: z.string().default('').transform(commaSeparated).pipe(z.array(cidr)),

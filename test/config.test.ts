@@ -103,7 +103,7 @@ const BAD: [name: string, value: string][] = [
   ['ADMIN_API_KEY', 'é'.repeat(20)],
   ['ENCRYPTION_KEY', `${KEY},nonsense`],
   ['ENCRYPTION_KEY', ','],
-  ['WEBHOOK_HEADER_PREFIX', 'Service'],
+  ['WEBHOOK_HEADER_PREFIX', 'a_b'],
   ['WEBHOOK_HEADER_PREFIX', 'a\r\nb'],
   ['WEBHOOK_HEADER_PREFIX', '-a'],
   ['EGRESS_ALLOW', 'localhost'],
@@ -185,7 +185,7 @@ test('the program hands on what it is set to', async (t) => {
   const receiver = await startReceiver(t)
   const env = {
     BASE_URL: 'https://hooks.example.com',
-    WEBHOOK_HEADER_PREFIX: 'acme',
+    WEBHOOK_HEADER_PREFIX: 'X-Acme',
     ROTATION_OVERLAP_SECONDS: '60',
     RETENTION_CRON: '5 4 * * *',
   }
@@ -194,7 +194,7 @@ test('the program hands on what it is set to', async (t) => {
   const { endpoint_id } = await tenant.createEndpoint(receiver.url())
   const { event_id } = await tenant.publish()
   const [receipt] = await receiver.until(1)
-  assert.equal(receipt!.headers['acme-event-id'], event_id)
+  assert.equal(receipt!.headers['x-acme-event-id'], event_id)
   assert.deepEqual((await service.call('GET', '/openapi.json')).body.servers, [{ url: env.BASE_URL }])
   assert.deepEqual((await tenant.call('GET', '/v1/safety/limits')).body.egress_exemptions, ['127.0.0.0/8', '::1/128'])
   const rotated = (await tenant.call('POST', `/v1/endpoints/${endpoint_id}/rotate-secret`)).body
