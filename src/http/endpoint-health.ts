@@ -6,7 +6,7 @@ import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
-import { answers, id, timestamp } from './schemas.ts'
+import { answers, count, id, timestamp } from './schemas.ts'
 
 const WINDOW_HOURS = 24
 
@@ -30,7 +30,7 @@ const getEndpointHealth = createRoute({
           ok: z.literal(true),
           endpoint_id: id('endpoint'),
           window_hours: z.literal(WINDOW_HOURS),
-          attempts: z.int().openapi({ description: 'In the window: this hour and the 23 before it.', example: 40 }),
+          attempts: count.openapi({ description: 'In the window: this hour and the 23 before it.', example: 40 }),
           success_rate: rate.openapi({ description: 'Of those attempts; null without any.', example: 0.95 }),
           failure_rate: rate.openapi({ example: 0.05 }),
           recent_status_codes: z
@@ -38,9 +38,9 @@ const getEndpointHealth = createRoute({
             .openapi({ description: 'The last 20, newest first; null for no response.', example: [200, 503, null] }),
           last_success_at: timestamp.nullable(),
           last_failure_at: timestamp.nullable(),
-          pending_count: z.int().openapi({ description: 'Deliveries that are not finished.' }),
+          pending_count: count.openapi({ description: 'Deliveries that are not finished.' }),
           ...standingFields,
-          dead_letter_count: z.int(),
+          dead_letter_count: count,
         })
         .openapi('EndpointHealth'),
     ),

@@ -2,7 +2,18 @@ import { createRoute, z } from '@hono/zod-openapi'
 import type { AddressRange } from '../egress/address.ts'
 import { checkUrl } from '../egress/destination.ts'
 import { BODY_ERRORS, errorAnswers, TENANT_ERRORS } from './error-answers.ts'
-import { answers, endpointsQuery, eventType, id, jsonBody, listOf, ownTenant, text, timestamp } from './schemas.ts'
+import {
+  answers,
+  count,
+  endpointsQuery,
+  eventType,
+  id,
+  jsonBody,
+  listOf,
+  ownTenant,
+  text,
+  timestamp,
+} from './schemas.ts'
 
 const security = [{ apiKey: [] }]
 
@@ -16,7 +27,7 @@ export const standingFields = {
   }),
   state_reason: z.string().nullable().openapi({ description: 'In words; null while active.', example: null }),
   state_since: timestamp.nullable(),
-  held_count: z.int().openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
+  held_count: count.openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
   next_probe_at: timestamp.nullable().openapi({
     description:
       'While failing: when the next of its held deliveries is tried. Null where none is held, or it is ordered and the first one waits for its retry: then the deliveries tell when.',

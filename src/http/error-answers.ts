@@ -1,11 +1,12 @@
 import { z } from '@hono/zod-openapi'
 import { ERRORS, type ErrorCode } from '../errors.ts'
+import { count } from './schemas.ts'
 
 const ID = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
 const MONTH_END = '2026-12-01T00:00:00.000Z'
 
 const problems = z.array(z.object({ path: z.string(), message: z.string() }))
-const quota = z.object({ limit: z.int(), current: z.int() })
+const quota = z.object({ limit: count, current: count })
 const monthlyQuota = quota.extend({ resets_at: z.string().openapi({ format: 'date-time' }) })
 
 type Explained = { cause: string; remedy: string; details?: [schema: z.ZodType, example: unknown] }

@@ -5,7 +5,7 @@ import type { Tenant } from './auth.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimits } from './rate.ts'
 import type { Mount } from './route.ts'
-import { answers, timestamp } from './schemas.ts'
+import { answers, count, timestamp } from './schemas.ts'
 import { readUsage } from './usage.ts'
 
 const security = [{ apiKey: [] }]
@@ -35,10 +35,11 @@ const getUsage = createRoute({
           month: z.string().openapi({ example: '2026-11' }),
           period_start: timestamp,
           period_end: timestamp.openapi({ description: 'Exclusive.' }),
-          events_count: z.int().openapi({ example: 1200 }),
-          attempts_count: z
-            .int()
-            .openapi({ description: 'Attempts that were started, and those that are about to be.', example: 1310 }),
+          events_count: count.openapi({ example: 1200 }),
+          attempts_count: count.openapi({
+            description: 'Attempts that were started, and those that are about to be.',
+            example: 1310,
+          }),
         })
         .openapi('Usage'),
     ),
@@ -61,8 +62,8 @@ const getLimits = createRoute({
         .object({
           ok: z.literal(true),
           monthly: z.object({
-            events: z.int().openapi({ example: 1_000_000 }),
-            attempts: z.int().openapi({ example: 5_000_000 }),
+            events: count.openapi({ example: 1_000_000 }),
+            attempts: count.openapi({ example: 5_000_000 }),
           }),
           hard: hardLimits,
         })

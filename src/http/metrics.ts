@@ -2,9 +2,8 @@ import { createRoute, z } from '@hono/zod-openapi'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
-import { answers } from './schemas.ts'
+import { answers, count } from './schemas.ts'
 
-const count = z.int()
 /** Of an endpoint's queued deliveries: most of them may wait for a retry, however old they are. */
 const OLDEST = 1000
 

@@ -5,9 +5,7 @@ import type { Log } from '../log.ts'
 import { startDeadline } from './deadline.ts'
 import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import { answers, jsonBody, timestamp } from './schemas.ts'
-
-const count = z.int()
+import { answers, count, jsonBody, timestamp } from './schemas.ts'
 
 const runNow = createRoute({
   method: 'post',

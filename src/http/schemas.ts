@@ -13,6 +13,9 @@ export const id = (of: string) =>
 
 export const timestamp = z.string().openapi({ format: 'date-time', example: '2026-11-20T09:30:00.000Z' })
 
+/** A whole number that 32 bits may not hold: clients of some languages would be generated with these. */
+export const count = z.int().openapi({ format: 'int64' })
+
 export const tenantId = z
   .string()
   .regex(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/, 'must be 1 to 64 of A-Z a-z 0-9 . _ - and start with a letter or digit')
@@ -55,15 +58,26 @@ export const attemptError = z
     example: 'http_status',
   })
 
+/** ISO 8601 may do without the seconds and without the colon of an offset, as `date +%FT%T%z` writes it. */
+const spelledOut = (text: string) =>
+  text.replace(
+    /^(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|([+-]\d\d):?(\d\d))$/,
+    (_, time, seconds = ':00', zone, hours, minutes) => time + seconds + (hours ? `${hours}:${minutes}` : zone),
+  )
+
 /**
  * A moment with an offset or `Z`. Ids begin in 1970: any moment before that is treated as 1970 (`firstId`). They have whole
  * milliseconds, so what is at or after a moment between two of them is at or after the second one.
  */
-const moment = z.iso
-  .datetime({
-    offset: true,
-    error: 'must be a time like 2026-01-31T12:30:00Z, or with an offset like +01:00 (in a query %2B01:00)',
-  })
+const moment = z
+  .string()
+  .transform(spelledOut)
+  .pipe(
+    z.iso.datetime({
+      offset: true,
+      error: 'must be a time like 2026-01-31T12:30:00Z, or with an offset like +01:00 (in a query %2B01:00)',
+    }),
+  )
   .transform((text) => new Date(Date.parse(text) + (/\.\d{3}\d*[1-9]/.test(text) ? 1 : 0)))
   .refine((date) => !Number.isNaN(date.getTime()), 'must be a time that there is')
 
@@ -74,8 +88,8 @@ const wholeNumber = (min: number, max: number) =>
     .transform(Number)
     .pipe(z.number().min(min, `must be at least ${min}`).max(max, `must be at most ${max}`))
 
-const numberParam = (minimum: number, maximum: number, fallback: number, description: string) => ({
-  param: { required: false, schema: { type: 'integer' as const, minimum, maximum, default: fallback } },
+const numberParam = (description: string, schema: { minimum: number; maximum: number; default?: number }) => ({
+  param: { required: false, schema: { type: 'integer' as const, ...schema } },
   description,
 })
 
@@ -101,10 +115,13 @@ const encodeCursor = (position: string) => Buffer.from(position).toString('base6
 const pageFields = {
   limit: wholeNumber(1, 250)
     .default(50)
-    .openapi(numberParam(1, 250, 50, 'How many rows a page holds.')),
+    .openapi(numberParam('How many rows a page holds.', { minimum: 1, maximum: 250, default: 50 })),
   offset: wholeNumber(0, 10_000)
     .optional()
-    .openapi(numberParam(0, 10_000, 0, 'How many rows are skipped; for greater depth use `cursor`.')),
+    // No default, or clients would be generated that send it along with a cursor.
+    .openapi(
+      numberParam('How many rows are skipped; for greater depth use `cursor`.', { minimum: 0, maximum: 10_000 }),
+    ),
   cursor: cursorAt(UUID).optional(),
 }
 

@@ -12,8 +12,8 @@ import { answers, id, jsonBody, ownTenant, tenantId, text, timestamp } from './s
 const count = z.int('must be a whole number').min(0, 'must be at least 0').max(Number.MAX_SAFE_INTEGER)
 const tenantLimits = z
   .strictObject({
-    monthly_events: count,
-    monthly_attempts: count,
+    monthly_events: count.openapi({ format: 'int64' }),
+    monthly_attempts: count.openapi({ format: 'int64' }),
     max_endpoints: count.max(100_000, 'must be at most 100000'),
     max_fanout_endpoints: count.max(100_000, 'must be at most 100000'),
     max_payload_bytes: count.min(2, 'must be at least 2').max(16_777_216, 'must be at most 16777216'),

@@ -316,6 +316,8 @@ describe('each parameter, just within its bounds and just beyond', () => {
         `${moment}.123Z`,
         `${moment}%2B02:00`,
         `${moment}.123456-11:30`,
+        `${moment}%2B0200`,
+        `${moment.slice(0, -3)}Z`,
         '1970-01-01T00:00:00Z',
         '1969-12-31T23:59:59Z',
         '0001-01-01T00:00:00Z',

@@ -20,6 +20,7 @@ type Operation = {
   description?: string
   tags?: string[]
   security?: object[]
+  parameters?: { name: string; schema?: { default?: unknown } }[]
   responses: Record<string, { content?: Record<string, Media> }>
   requestBody?: { content: Record<string, Media> }
 }
@@ -85,6 +86,15 @@ describe('the OpenAPI document', () => {
           : []
       assert.deepEqual(operation.security, scheme, path)
     }
+  })
+
+  test('has no default that may not be given', () => {
+    const parameters = operations.flatMap(({ operation: { parameters = [] } }) => parameters)
+    assert.deepEqual(
+      [...new Set(parameters.filter(({ schema }) => schema?.default !== undefined).map(({ name }) => name))],
+      // `offset` excludes `cursor`, and clients would be generated that always send it.
+      ['limit'],
+    )
   })
 
   test('has an example of every body, and each is valid', () => {
