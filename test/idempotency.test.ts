@@ -166,6 +166,68 @@ for (const limits of [{ max_fanout_endpoints: 0 }, { monthly_events: 0 }, { mont
     assert.deepEqual(await eventsOf(tenant), { events: 0, deliveries: 0, jobs: 0 })
   })
 
+test('a repeated publish is answered like the first however often it comes, also when the month is used up', async () => {
+  const tenant = await createTenant(service, { limits: { monthly_events: 2 } })
+  await tenant.createEndpoint(receiver.url())
+  const first = await publish(tenant, 'k', '{"n":1}')
+  assert.equal((await publish(tenant, null, '{"n":2}')).status, 202)
+  assert.equal((await publish(tenant, null, '{"n":3}')).status, 429)
+  for (let times = 0; times < 3; times++) {
+    const { status, text } = await publish(tenant, 'k', '{"n":1}')
+    assert.deepEqual({ status, text }, { status: 200, text: first.text })
+    assert.equal((await publish(tenant, 'k', '{"n":4}')).status, 409)
+  }
+  assert.deepEqual(await eventsOf(tenant), { events: 2, deliveries: 2, jobs: 2 })
+})
+
+test('a repeated publish that is stored in one batch with what is held makes no second event of its key', async (t) => {
+  const tenant = await createTenant(service)
+  const endpoint = { url: receiver.url(), subscribed_events: ['*'], ordered: true }
+  assert.equal((await tenant.call('POST', '/v1/endpoints', { body: endpoint })).status, 201)
+  const publishOne = publishHere(t, async () => {})
+  const { outcome } = await publishOne(tenant, 'k', '{"n":1}')
+  assert.equal(outcome, 'accepted')
+  // What is called in one turn is one batch.
+  for (const other of ['a', 'b']) {
+    const results = await Promise.all([publishOne(tenant, other, '{"n":2}'), publishOne(tenant, 'k', '{"n":1}')])
+    assert.deepEqual(
+      results.map((result) => result.outcome),
+      ['accepted', 'replayed'],
+    )
+  }
+  assert.deepEqual(await eventsOf(tenant), { events: 3, deliveries: 3, jobs: 0 })
+})
+
+test('requests of one batch have places of their own in the rate window, also where one repeats an event', async (t) => {
+  const tenant = await start()
+  const publishOne = publishHere(t, async () => {})
+  await publishOne(tenant, 'k', '{"n":1}')
+  const results = await Promise.all(['a', 'k', 'b'].map((key) => publishOne(tenant, key, '{"n":1}')))
+  assert.deepEqual(
+    results.map(({ outcome, rate }) => [outcome, rate.count]),
+    [
+      ['accepted', 2],
+      ['replayed', 3],
+      ['accepted', 4],
+    ],
+  )
+})
+
+test('an event whose key another one has lost by being refused is judged for itself', async (t) => {
+  const tenant = await createTenant(service, { limits: { max_fanout_endpoints: 1 } })
+  for (const path of ['/1', '/2'])
+    await tenant.createEndpoint(receiver.url(path), { subscribed_events: ['order.placed'] })
+  const publishOne = publishHere(t, async () => {})
+  const results = await Promise.all([
+    publishOne(tenant, 'k', '{}', 'order.placed'),
+    publishOne(tenant, 'k', '{}', 'order.paid'),
+  ])
+  assert.deepEqual(
+    results.map(({ outcome }) => outcome),
+    ['fanout', 'accepted'],
+  )
+})
+
 test('a key whose event is gone makes a new event, once, and each request is counted once', async () => {
   const tenant = await start()
   const first = await publish(tenant, 'k', '{"n":1}')

@@ -1,5 +1,9 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
+import { openDb } from '../src/db/open.ts'
+import { createClaim } from '../src/flow/claim.ts'
+import { createLog } from '../src/log.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/lanes.ts'
 import { gate, type Receipt, startReceiver } from './support/receiver.ts'
@@ -13,7 +17,9 @@ async function start(t: TestContext, env: Record<string, string> = {}) {
   const all = { RETRY_DELAY_SECONDS: '1', RETRY_DELAY_MAX_SECONDS: '1', ...env }
   const api = await startService(t, { databaseUrl, mode: 'api', env: all })
   const startWorker = () => startService(t, { databaseUrl, mode: 'worker', env: all })
-  return { sql, receiver, startWorker, tenant: await createTenant(api) }
+  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 2 })
+  cleanUp(t, () => pool.end())
+  return { sql, receiver, startWorker, tenant: await createTenant(api), claim: createClaim(pool, 1e9) }
 }
 
 const eventOf = ({ headers }: Receipt) => String(headers['webhook-id'])
@@ -158,6 +164,46 @@ suite('pace and order', { concurrency: 3 }, () => {
     assert.ok(others < 2000, `they came after ${others} of the 2,400 others`)
     await settled(sql)
     await assertBooks(sql)
+  })
+
+  test('what is held has no next attempt, when it is published and when it is replayed', async (t) => {
+    const { sql, receiver, tenant } = await start(t)
+    const fields = { url: receiver.url('/hook'), subscribed_events: ['*'], ordered: true }
+    assert.equal((await tenant.call('POST', '/v1/endpoints', { body: fields })).status, 201)
+    const [id] = (await tenant.publish()).delivery_ids
+    const shown = async () => (await tenant.call('GET', `/v1/deliveries/${id}`)).body.next_attempt_at
+    assert.equal(await shown(), null)
+    await sql`update waybill.deliveries set status = 'delivered', held = false, next_attempt_at = null`
+    await sql`update waybill.endpoint_stats set pending = 0, held = 0, delivered = 1`
+    const { status, body } = await tenant.call('POST', `/v1/deliveries/${id}/replay`)
+    assert.deepEqual([status, body.status, body.next_attempt_at], [202, 'pending', null])
+  })
+
+  test('slots that have passed are not made up for', async (t) => {
+    const { sql, receiver, tenant, claim } = await start(t)
+    const fields = { url: receiver.url('/hook'), subscribed_events: ['*'], max_per_second: 10 }
+    const { endpoint_id } = (await tenant.call('POST', '/v1/endpoints', { body: fields })).body
+    await publishMany(sql, tenant.tenantId, 5)
+    const release = () => sql`
+      select released from waybill.release_held(array[${tenant.tenantId}], array[${endpoint_id}]::uuid[], array[0], array[50], interval '25 seconds')`
+    assert.deepEqual([...(await release())], [{ released: 5 }])
+    // As if no worker had run for a while.
+    await sql`
+      update pgboss.job set data = jsonb_set(data, '{slot}', to_jsonb((data ->> 'slot')::float8 - 3000)) where name = 'deliveries'`
+    const { send, hold } = await claim({ kind: 'first', thorough: true, max: 100 })
+    assert.deepEqual([send.length, hold.length], [0, 5])
+  })
+
+  test('what is queued for an endpoint that is ordered since a moment ago does not pass what is held', async (t) => {
+    const { sql, receiver, tenant, claim } = await start(t)
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+    for (let n = 0; n < 2; n++) await tenant.publish()
+    const { send: first } = await claim({ kind: 'first', thorough: true, max: 1 })
+    await sql`
+      select waybill.hold_claims(array[${tenant.tenantId}], array[${first[0]!.deliveryId}]::uuid[], array[${endpoint_id}]::uuid[], array[null]::uuid[], array[0], true)`
+    assert.equal((await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })).status, 200)
+    const { send, hold } = await claim({ kind: 'first', thorough: true, max: 10 })
+    assert.deepEqual([send.length, hold.length], [0, 1])
   })
 
   test('a dead letter lets its successors go', async (t) => {

@@ -66,6 +66,25 @@ test('settling failed attempts reads their own jobs, however many others wait in
   assert.ok(read > 0 && read < 10 * mine.length, `${read} rows of the queue were read`)
 })
 
+test('a retry comes no sooner than its backoff and its receiver say, and stands in the queue where it is due', async (t) => {
+  const { sql } = await createDatabase(t)
+  const asked = [0, 1, 3600]
+  const ids = await queueAt(sql, [1, 2, 3])
+  await sql`update pgboss.job set retry_delay = 60 where name = 'deliveries'`
+  await sql`select id from waybill.fetch_due(-1000, 1000, 100)`
+  const settled = await sql<{ delivery_id: string; seconds: number }[]>`
+    select delivery_id, extract(epoch from next_attempt_at - now())::float8 as seconds
+    from waybill.settle_failed(${ids}::uuid[], ${ids.map((id) => `${id}:0`)}::text[], ${asked}::int[])`
+  assert.equal(settled.length, asked.length)
+  for (const { delivery_id, seconds } of settled) {
+    const least = Math.max(60, asked[ids.indexOf(delivery_id)]!)
+    assert.ok(seconds > least - 5, `${seconds} seconds instead of ${least}`)
+  }
+  const misplaced = await sql`
+    select id from pgboss.job where name = 'deliveries' and priority <> waybill.retry_priority(start_after)`
+  assert.deepEqual([...misplaced], [])
+})
+
 test('claiming and finishing read their own jobs, by plans from when the queue was known to be empty', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   const session = newSession()
@@ -175,6 +194,26 @@ test('claims of retries start there as well, and a clock that was set back hides
   const [mark] =
     await sql`select retry > waybill.retry_priority(now() + interval '1 minute') as is_back from waybill.claim_marks`
   assert.equal(mark?.is_back, true)
+})
+
+test('a claim of what was placed before the queue clock was set back does not set it forward again', async (t) => {
+  const { sql } = await createDatabase(t)
+  const clock = async () => (await sql<{ tag: number }[]>`select tag from waybill.queue_clock`)[0]?.tag
+  const [stray] = await queueAt(sql, [150_000_000])
+  assert.deepEqual(await claim(sql, { thorough: true }), [stray])
+  assert.equal(await clock(), 0)
+  const [honest] = await queueAt(sql, [7])
+  assert.deepEqual(await claim(sql), [honest])
+  assert.equal(await clock(), 7)
+})
+
+test('claims note how far they have got also when the last note was made by a clock that was ahead', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`update waybill.claim_marks set since = now() + interval '1 hour'`
+  await queueAt(sql, [5000])
+  await claim(sql)
+  const [marks] = await sql`select next_tag, since <= now() as is_past from waybill.claim_marks`
+  assert.deepEqual({ ...marks }, { next_tag: 5000, is_past: true })
 })
 
 test('what is handed back, or taken from a lost worker, comes before all that waits', async (t) => {
@@ -347,15 +386,16 @@ test('a probe that has been tried before goes before all retries that are due', 
   )
 })
 
-test('what is announced reaches endpoints of its own tenant alone', async (t) => {
+test('what is announced reaches endpoints of its own tenant alone, and of these those that are active by then', async (t) => {
   const { sql } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme'), ('other', 'other')`
-  const [about, told, foreign] = [randomUUID(), randomUUID(), randomUUID()]
+  const [about, told, left, foreign] = [randomUUID(), randomUUID(), randomUUID(), randomUUID()]
   await sql`
     insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    select tenant, id, 'http://x', array['endpoint.disabled'], '' from unnest(array['acme', 'acme', 'other'], array[${about}, ${told}, ${foreign}]::uuid[]) as u (tenant, id)`
+    select tenant, id, 'http://x', array['endpoint.disabled'], '' from unnest(array['acme', 'acme', 'acme', 'other'], array[${about}, ${told}, ${left}, ${foreign}]::uuid[]) as u (tenant, id)`
   await sql`select waybill.announce('acme', ${about}, 'endpoint.disabled', '{}')`
   await sql`select waybill.announce('other', ${foreign}, 'endpoint.disabled', '{}')`
+  await sql`update waybill.endpoints set is_active = false where endpoint_id = ${left}`
   await sql`select waybill.publish_announcements(100)`
   const rows = await sql`select tenant_id, endpoint_id from waybill.deliveries`
   assert.deepEqual(

@@ -89,6 +89,18 @@ test('what lost its worker is due at once; what loses one after the other waits,
   await assertBooks(sql)
 })
 
+test('what was claimed when the last worker was lost hours ago is sent by the next one', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  await tenant.createEndpoint(receiver.url('/hook'))
+  for (const count of [1, 3]) await publishMany(sql, tenant.tenantId, count)
+  await sql`
+    update pgboss.job set state = 'active', started_on = now() - interval '3 hours', heartbeat_on = now() - interval '3 hours' where name = 'deliveries'`
+  await startService(t, { databaseUrl, mode: 'worker' })
+  await receiver.until(4)
+})
+
 test('what a worker cannot put away does not keep it from putting others away', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)

@@ -817,6 +817,11 @@ test('an attempt ends its connection to an egress proxy at any stage', async (t)
     assertFailed(await post('http://a.example.test/'), 'timeout')
     await allClosed(silent)
   }
+  // A tunnel in which nobody answers the handshake.
+  const opened = await startTcp(t, (socket) => socket.once('data', () => socket.write('HTTP/1.1 200 OK\r\n\r\n')))
+  const { post } = startSender(t, { allow: [], proxyUrl: `http://127.0.0.1:${opened.port}` })
+  assertFailed(await post('https://a.example.test/'), 'timeout')
+  await allClosed(opened)
 })
 
 test('an egress proxy is not asked for what the rules refuse', async (t) => {

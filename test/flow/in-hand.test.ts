@@ -4,6 +4,16 @@ import type { ClaimedJob } from '../../src/flow/claim.ts'
 import { createInHand } from '../../src/flow/in-hand.ts'
 import { createLog } from '../../src/log.ts'
 
+const claimOf = (id: string): ClaimedJob => ({
+  tenantId: 'acme',
+  deliveryId: id,
+  endpointId: 'one',
+  job: { id, retryCount: 0 },
+  bundle: null,
+  claimedAtMs: 0,
+  hand: null,
+})
+
 test('as many as there are slots wait without one, and who is under way has one until it is let go', () => {
   const pool = null as never // Nothing is put away here.
   const inHand = createInHand({ pool, slots: 2, closing: new AbortController().signal, log: createLog('silent') })
@@ -14,16 +24,7 @@ test('as many as there are slots wait without one, and who is under way has one 
     return () => void slots.delete(slot)
   }
   const [started, ...waiting] = Array.from({ length: 4 }, (_, nth): ClaimedJob => {
-    const id = String(nth)
-    const claim = {
-      tenantId: 'acme',
-      deliveryId: id,
-      endpointId: 'one',
-      job: { id, retryCount: 0 },
-      bundle: null,
-      claimedAtMs: 0,
-      hand: null,
-    }
+    const claim = claimOf(String(nth))
     inHand.take(claim, takeSlot)
     if (nth === 0) inHand.takeSlot(claim)
     else inHand.wait(claim)
@@ -37,4 +38,21 @@ test('as many as there are slots wait without one, and who is under way has one 
   inHand.letGo([started, ...waiting])
   assert.equal(slots.size, 0)
   assert.deepEqual(inHand.all(), [])
+})
+
+test('what has been recorded makes room for others to be recorded without a slot', () => {
+  const pool = null as never
+  const inHand = createInHand({ pool, slots: 2, closing: new AbortController().signal, log: createLog('silent') })
+  const answered = Array.from({ length: 4 }, (_, nth) => {
+    const claim = claimOf(String(nth))
+    inHand.take(claim, () => () => {})
+    inHand.takeSlot(claim)
+    return { claim, isFree: inHand.answered(claim) }
+  })
+  assert.deepEqual(
+    answered.map(({ isFree }) => isFree),
+    [true, true, true, false],
+  )
+  inHand.letGo([answered[0]!.claim])
+  assert.equal(inHand.answered(answered[3]!.claim), true)
 })

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { randomUUID } from 'node:crypto'
+import { hash, randomUUID } from 'node:crypto'
 import { after, describe, test } from 'node:test'
 import { createDatabase } from '../support/database.ts'
 import { routesOf } from '../support/routes.ts'
@@ -27,6 +27,17 @@ const UNKNOWN_KEYS = [
 ]
 
 const error = ({ status, body }: Reply) => [status, body.error, body.details]
+
+test('a key that was refused is taken as soon as it is there', async () => {
+  const key = `wb_live_${'n'.repeat(43)}`
+  const ask = async () => (await service.call('GET', `/v1/endpoints/${endpoint_id}`, { key })).status
+  assert.equal(await ask(), 401)
+  // As an operator does who brings it back from a backup.
+  await database.sql`
+    insert into waybill.api_keys (tenant_id, api_key_id, name, key_hash)
+    values (${owner.tenantId}, ${randomUUID()}, 'again', decode(${hash('sha256', key, 'hex')}, 'hex'))`
+  assert.equal(await ask(), 200)
+})
 
 test('of many keys that are looked up at once, each is answered for itself', async () => {
   const tenants = await Promise.all(Array.from({ length: 5 }, () => createTenant(service)))

@@ -272,4 +272,12 @@ test('health tells the last status codes, newest first, the last success and fai
   assert.deepEqual([later.attempts, later.success_rate], [3, 1])
   await sql`update waybill.attempt_counts set hour = hour - interval '23 hours' where status_code < 300`
   assert.equal((await health()).attempts, 3)
+
+  // A failure does not make the last success forgotten.
+  receiver.script('/hook', 502)
+  await tenant.publish()
+  await settled(sql)
+  const failing = await health()
+  assert.deepEqual([failing.recent_status_codes[0], failing.last_success_at], [502, now.last_success_at])
+  assert.ok(failing.last_failure_at > now.last_failure_at)
 })

@@ -171,6 +171,26 @@ describe('a quota lets exactly as much through as it says, with 100 requests at 
   })
 })
 
+test('what is dead-lettered because the month is used up shows how its last attempt went', async (t) => {
+  const receiver = await startReceiver(t)
+  receiver.script('/', 500)
+  const { url: databaseUrl } = await createDatabase(t)
+  const env = { MONTHLY_ATTEMPT_LIMIT: '1', RETRY_DELAY_SECONDS: '1', RETRY_DELAY_MAX_SECONDS: '1' }
+  const tenant = await createTenant(await startService(t, { databaseUrl, env }))
+  await tenant.createEndpoint(receiver.url())
+  const [id] = (await tenant.publish()).delivery_ids
+  const dead = await waitFor(async () => {
+    const { body } = await tenant.call('GET', `/v1/deliveries/${id}`)
+    return body.status === 'dead_lettered' ? body : null
+  })
+  const { dead_letter_reason, attempt_count, last_status_code, last_error } = dead
+  assert.deepEqual(
+    { dead_letter_reason, attempt_count, last_status_code, last_error },
+    { dead_letter_reason: 'monthly_attempt_limit', attempt_count: 1, last_status_code: 500, last_error: 'http_status' },
+  )
+  assert.equal(receiver.receipts.length, 1)
+})
+
 describe('a rate limit lets exactly as much through as it says, with 100 requests at once to two processes', () => {
   const unknown = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
   const ACTIONS: [string, (call: Call) => Promise<Reply>, number][] = [
