@@ -239,8 +239,8 @@ test('an attempt that lost its worker is shown also when the month has no other 
   )
   const { data } = (await tenant.call('GET', `/v1/deliveries/${id}/attempts`)).body
   assert.deepEqual(
-    data.map(({ error }: { error: string }) => error),
-    [LOST],
+    data.map((attempt: Record<string, unknown>) => [attempt.error, attempt.retry_state, attempt.next_attempt_at]),
+    [[LOST, 'exhausted', null]],
   )
   assert.equal(receiver.receipts.length, 0)
   await assertBooks(sql)

@@ -21,6 +21,9 @@ begin
 
   perform waybill.move_deliveries(tenants, deliveries, fences, finished, attempt_numbers, recorded_attempts, statuses, reasons,
     next_attempts, started, status_codes, errors);
+  if array_position(started, null) is not null then
+    perform waybill.exhaust_last(tenants, deliveries, fences, finished, attempt_numbers, started);
+  end if;
   return query
   with results as materialized (
     select * from unnest(tenants, deliveries, fences, endpoints, urls, attempt_numbers, recorded_attempts, old_statuses, statuses,
@@ -38,8 +41,10 @@ begin
     from results where started_at is not null
     union all
     select tenant_id, delivery_id, endpoint_id, url, lost, coalesce(started_at, now()), 0, null, 'worker_lost', waybill.lost_message(), null,
-      false, coalesce(started_at, now()), 'will_retry'
-    from results, generate_series(recorded_attempts + 1, attempt_number - 1) lost
+      false, case when not is_last then coalesce(started_at, now()) end,
+      (case when is_last then 'exhausted' else 'will_retry' end)::waybill.retry_state
+    from (select *, started_at is null and lost = attempt_number - 1 as is_last
+          from results, generate_series(recorded_attempts + 1, attempt_number - 1) lost) l
   ), attempted as (
     insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code,
       error, error_message, response_body, response_truncated, next_attempt_at, retry_state)
@@ -130,6 +135,23 @@ begin
     updated_at = now(),
     completed_at = case when r.status <> 'retrying' then now() end
   when not matched and false then insert (tenant_id) values (r.tenant_id);
+end $$;
+
+-- Where the quota forbade an attempt, nothing follows the one before. That one is here if it did not lose its worker.
+create or replace function waybill.exhaust_last(tenants text[], deliveries uuid[], fences text[], finished uuid[], attempt_numbers int[],
+  started timestamptz[])
+returns void language plpgsql
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  ids constant uuid[] := array(select id from unnest(deliveries, started) as u (id, at) where at is null order by id);
+begin
+  update waybill.attempts a set retry_state = 'exhausted', next_attempt_at = null
+  from unnest(tenants, deliveries, fences, attempt_numbers, started) as r (tenant_id, delivery_id, fence, attempt_number, started_at)
+  where r.started_at is null and (finished is null or r.fence is null or r.delivery_id = any(finished))
+    and a.tenant_id = r.tenant_id and a.delivery_id = r.delivery_id and a.attempt_number = r.attempt_number - 1
+    and a.delivery_id between waybill.first_delivery_id(ids[1]) and waybill.last_delivery_id(ids[cardinality(ids)])
+    and a.retry_state = 'will_retry';
 end $$;
 
 -- Gives up deliveries that have lost their worker in their last attempt, and records it.

@@ -189,6 +189,15 @@ test('what is dead-lettered because the month is used up shows how its last atte
     { dead_letter_reason: 'monthly_attempt_limit', attempt_count: 1, last_status_code: 500, last_error: 'http_status' },
   )
   assert.equal(receiver.receipts.length, 1)
+  const { body } = await tenant.call('GET', `/v1/deliveries/${id}/attempts`)
+  assert.deepEqual(
+    body.data.map((attempt: Record<string, unknown>) => [
+      attempt.attempt_number,
+      attempt.retry_state,
+      attempt.next_attempt_at,
+    ]),
+    [[1, 'exhausted', null]],
+  )
 })
 
 describe('a rate limit lets exactly as much through as it says, with 100 requests at once to two processes', () => {
