@@ -103,17 +103,19 @@ async function openDatabase(config: Config, log: Log, releasers: Releasers): Pro
  * as what is in flight has been handed back; a third one exits at once.
  */
 function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
-  let begunAt: number | undefined
+  let begun = false
+  let heardAt = Number.NEGATIVE_INFINITY
   const hurry = new AbortController()
   const stop = (signal: string) => {
-    if (begunAt !== undefined && performance.now() < begunAt + ECHO_MS) return
+    if (performance.now() < heardAt + ECHO_MS) return
+    heardAt = performance.now()
     if (hurry.signal.aborted) process.exit(1)
-    if (begunAt !== undefined) {
+    if (begun) {
       hurry.abort()
       setTimeout(() => process.exit(1), HURRY_MS)
       return
     }
-    begunAt = performance.now()
+    begun = true
     log.info({ signal, grace_seconds: config.SHUTDOWN_GRACE_SECONDS }, 'service.stopping')
     const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
     setTimeout(() => process.exit(1), graceMs + FORCE_MS).unref()
@@ -124,7 +126,7 @@ function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
   }
   process.on('SIGTERM', stop)
   process.on('SIGINT', stop)
-  return { begun: () => begunAt !== undefined, hurry: hurry.signal }
+  return { begun: () => begun, hurry: hurry.signal }
 }
 
 await main().catch((error: unknown) => {
