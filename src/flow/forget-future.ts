@@ -15,7 +15,7 @@ const MAX_BATCH = 2000
  * two calls is not seen. `longestWaitSeconds`: what a probe is put off by at most.
  */
 export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
-  let ahead = Infinity
+  let ahead = -Infinity
   let isMended = true
   const look = createThoroughness()
 
@@ -34,8 +34,9 @@ export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () =
     await mendDeadLetters(pool)
     if (await wasSetBack()) isMended = false
     await look(async (thorough) => {
-      if (thorough) isMended = false
-      while (!isMended) isMended = (await mendJobs(pool)) < MAX_BATCH
+      // One that is thorough and fails is not repeated before its time: it has found no leap.
+      for (let isDone = isMended && !thorough; !isDone; ) isDone = (await mendJobs(pool)) < MAX_BATCH
+      isMended = true
     })
   }
 }
