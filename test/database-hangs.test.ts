@@ -138,6 +138,29 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
     await receiver.until(2)
   })
 
+  test('what cannot be recorded for a while, because of a lock, is recorded then, and not sent again', async (t) => {
+    const { url, sql, newSession } = await createDatabase(t)
+    const { receiver, service, tenant } = await start(t, url)
+    const { reply, open } = gate()
+    receiver.script('/hook', reply)
+    for (let n = 0; n < 20; n++) await tenant.publish()
+    await receiver.until(21)
+    const session = newSession()
+    await session`begin`
+    // As `create index` does.
+    await session`lock table waybill.attempts in share mode`
+    open()
+    await service.logged('record.waiting')
+    const lockedAt = Date.now()
+    // Claims that nobody touches for ten seconds are taken back, at the next look.
+    await waitFor(() => Date.now() > lockedAt + 16_000, { timeoutMs: 30_000 })
+    await session`commit`
+    const delivered = async () => (await tenant.call('GET', '/v1/metrics/summary')).body.deliveries_by_status.delivered
+    await waitFor(async () => (await delivered()) === 21, { timeoutMs: 30_000 })
+    assert.equal(receiver.receipts.length, 21)
+    assert.equal((await sql`select from waybill.attempts where error is not null`).length, 0)
+  })
+
   test('a database that is read-only acknowledges nothing, and takes events again when it is not', async (t) => {
     const database = await createDatabase(t)
     const { receiver, service, tenant } = await start(t, database.url)

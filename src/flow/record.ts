@@ -1,11 +1,12 @@
 import type { PgBoss } from 'pg-boss'
+import { isTooSlow } from '../db/errors.ts'
 import { type Db, type Pool, transact } from '../db/open.ts'
 import { textList } from '../db/statement.ts'
 import type { Outcome } from '../egress/send.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
-import { type Claim, fenceOf } from './claim.ts'
+import { type Claim, fenceOf, touch } from './claim.ts'
 import {
   type EndpointRules,
   lockStandings,
@@ -75,7 +76,14 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
     max: MAX_BATCH,
     async run(attempts) {
       const allDelivered = attempts.every(({ verdict }) => verdict.kind === 'delivered')
-      const { results, standings, changes } = await (allDelivered ? recordDelivered : recordAny)(attempts)
+      const { results, standings, changes } = await (allDelivered ? recordDelivered : recordAny)(attempts).catch(
+        async (error: unknown) => {
+          // This had their jobs locked for all that time, so nobody could say that their worker is alive.
+          const claims = attempts.map(({ claim }) => claim)
+          if (isTooSlow(error)) await touch(pool, claims).catch(() => {})
+          throw error
+        },
+      )
       for (const change of changes) deps.log.warn(change, 'endpoint.state_changed')
       const byDelivery = new Map(results.map((result) => [result.claim.deliveryId, result]))
       const holding = new Set(standings.filter(({ held }) => held > 0).map((standing) => standing.endpoint_id))
