@@ -35,7 +35,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     details: [
       z.object({
         limit_bytes: z.int(),
-        actual_bytes: z.int().openapi({
+        actual_bytes: count.openapi({
           description: 'Of a body that is more than 64 KiB larger than that: as announced, or as far as it was read.',
         }),
       }),

@@ -149,7 +149,8 @@ export const endpointsQuery = z
   .superRefine(onlyOneStart)
 
 const timeOrder = (query: { since?: Date | undefined; until?: Date | undefined }, ctx: z.RefinementCtx) => {
-  if (query.since && query.until && query.since >= query.until) {
+  // What is not a time has its own mistake, and is still text here.
+  if (query.since instanceof Date && query.until instanceof Date && query.since >= query.until) {
     ctx.addIssue({ code: 'custom', path: ['since'], message: 'must be before until' })
   }
 }

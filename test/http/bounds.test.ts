@@ -368,6 +368,11 @@ describe('each parameter, just within its bounds and just beyond', () => {
       assert.equal(status, 400)
       assert.deepEqual(body.details, [{ path: 'since', message: 'must be before until' }])
     }
+    const { body } = await ask(`${moment}Z`, '1700000000')
+    assert.deepEqual(
+      body.details.map(({ path }: { path: string }) => path),
+      ['until'],
+    )
   })
 
   test('a cursor and an offset exclude each other', async () => {
