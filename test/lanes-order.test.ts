@@ -194,6 +194,24 @@ suite('pace and order', { concurrency: 3 }, () => {
     assert.deepEqual([send.length, hold.length], [0, 5])
   })
 
+  test('a probe goes before all that stands at its place', async (t) => {
+    const { sql, tenant, claim } = await start(t)
+    const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/failing', { subscribed_events: ['a'] })
+    await sql`
+      insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, breaker_since, next_probe_at)
+      values (${tenant.tenantId}, ${endpoint_id}, 'open', now(), now())`
+    const [probe] = (await tenant.publish('a')).delivery_ids
+    await tenant.createEndpoint('http://127.0.0.1:9/hook', { subscribed_events: ['b'] })
+    for (let n = 0; n < 5; n++) await tenant.publish('b')
+    await sql`
+      select released from waybill.release_held(array[${tenant.tenantId}], array[${endpoint_id}]::uuid[], array[0], array[1], interval '25 seconds')`
+    const { send } = await claim({ kind: 'first', thorough: true, max: 1 })
+    assert.deepEqual(
+      send.map(({ deliveryId }) => deliveryId),
+      [probe],
+    )
+  })
+
   test('what is queued for an endpoint that is ordered since a moment ago does not pass what is held', async (t) => {
     const { sql, receiver, tenant, claim } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
@@ -311,6 +329,21 @@ suite('pace and order', { concurrency: 3 }, () => {
         and priority >= (select priority from pgboss.job where id = ${delivery_ids[0] as string})`
     // All of the 1200, where an endpoint was charged only for more than 64.
     assert.ok(before?.count < 600, `${before?.count} stand before it`)
+  })
+
+  test('a tenant whose backlog is released from many endpoints has one turn all the same', async (t) => {
+    const { sql, tenant } = await start(t)
+    for (let nth = 0; nth < 8; nth++) await tenant.createEndpoint('http://127.0.0.1:9/hook')
+    await publishMany(sql, tenant.tenantId, 16)
+    await sql`delete from pgboss.job where name = 'deliveries'`
+    await sql`update waybill.deliveries set held = true, bundle = null`
+    await sql`update waybill.endpoint_stats set held = pending, tag = 0`
+    await sql`
+      select waybill.release_held(array_agg(tenant_id), array_agg(endpoint_id), array_agg(0), array_agg(16), interval '25 seconds') from waybill.endpoint_stats`
+    const [places] = await sql`
+      select (select max((data ->> 'tag')::float8) from pgboss.job where name = 'deliveries') as last, min(tag) as next from waybill.endpoint_stats`
+    // Of 64 a turn: two turns, and what comes next stands behind them.
+    assert.deepEqual({ ...places }, { last: 2, next: 2 })
   })
 
   test('what two have queued for an endpoint at the same places counts twice for the places of what comes next', async (t) => {

@@ -242,6 +242,25 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  test('an endpoint that says twice that it is gone is disabled, and announced, once', async (t) => {
+    const { receiver, tenant } = await start(t, {})
+    const second = gate(410)
+    receiver.script('/gone', 410, second.reply)
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/gone'), { subscribed_events: ['a'] })
+    await tenant.createEndpoint(receiver.url('/watcher'), {
+      subscribed_events: ['endpoint.disabled', 'delivery.dead_lettered'],
+    })
+    await Promise.all([tenant.publish('a'), tenant.publish('a')])
+    await receiver.until(2, { path: '/gone' })
+    const told = () => receiver.at('/watcher').map(({ body }) => JSON.parse(body.toString()).type)
+    await receiver.until(2, { path: '/watcher' })
+    const { updated_at } = (await tenant.call('GET', `/v1/endpoints/${endpoint_id}`)).body
+    second.open()
+    await receiver.until(3, { path: '/watcher' })
+    assert.deepEqual(told().sort(), ['delivery.dead_lettered', 'delivery.dead_lettered', 'endpoint.disabled'])
+    assert.equal((await tenant.call('GET', `/v1/endpoints/${endpoint_id}`)).body.updated_at, updated_at)
+  })
+
   for (const [what, retrySeconds, held, replayed] of [
     ['is held behind another', '1', 2, 1],
     ['waits for its retry while another is held', '3600', 1, 0],

@@ -1,10 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import { type Db, openDb, type Pool } from '../src/db/open.ts'
+import type { Db, Pool } from '../src/db/open.ts'
 import { fragment } from '../src/db/statement.ts'
-import { createLog } from '../src/log.ts'
-import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { publishMany } from './support/lanes.ts'
 import { createTenant, startService } from './support/service.ts'
@@ -269,31 +267,46 @@ test('claiming does not step over what has gone through the queue, while an old 
   })
 })
 
-test('thousands of claims are said to be alive, or taken back, in time', async (t) => {
+test('saying of claims that they are alive, and taking them back, takes as long as they are many, and not its square', async (t) => {
   const { url, sql } = await createDatabase(t)
   const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   // What the planner knows of a queue that is empty most of the time.
   await sql.text('analyze')
-  await publishMany(sql, tenant.tenantId, 8000)
-  // With the patience of those of the worker, which asks for this.
-  const claims = openDb(url, { log: createLog('silent'), name: 'test', max: 1, claims: true })
-  cleanUp(t, () => claims.end())
-  const states = async () => [
-    ...(await sql`
-      select state::text, count(*)::int as jobs, count(*) filter (where heartbeat_on > now() - interval '1 minute')::int as alive
-      from pgboss.job where name = 'deliveries' group by 1`),
-  ]
-  await sql`update pgboss.job set state = 'active', started_on = now(), heartbeat_on = now() - interval '1 hour' where name = 'deliveries'`
-  const lost = await claims`select due_now from waybill.take_back('10 seconds', 3, 5, 8000, true)`
-  assert.equal(lost.filter(({ due_now }) => due_now).length, 8000)
-  assert.deepEqual(await states(), [{ state: 'retry', jobs: 8000, alive: 0 }])
-  await sql`update pgboss.job set state = 'active', heartbeat_on = now() - interval '1 hour' where name = 'deliveries'`
-  const jobs = await sql<
-    { id: string; retry_count: number }[]
-  >`select id, retry_count from pgboss.job where name = 'deliveries'`
-  await claims`select waybill.touch(${jobs.map(({ id }) => id)}::uuid[], ${jobs.map(({ retry_count }) => retry_count)}::int[])`
-  assert.deepEqual(await states(), [{ state: 'active', jobs: 8000, alive: 8000 }])
+  const timed = async (work: () => Promise<unknown>) => {
+    const began = performance.now()
+    await work()
+    return performance.now() - began
+  }
+  const measure = async (most: number) => {
+    await publishMany(sql, tenant.tenantId, most - (await sql`select from waybill.deliveries`).length)
+    const states = async () => [
+      ...(await sql`
+        select state::text, count(*)::int as jobs, count(*) filter (where heartbeat_on > now() - interval '1 minute')::int as alive
+        from pgboss.job where name = 'deliveries' group by 1`),
+    ]
+    const loseAll = () =>
+      sql`update pgboss.job set state = 'active', started_on = now(), heartbeat_on = now() - interval '1 hour' where name = 'deliveries'`
+    await loseAll()
+    const takingBack = await timed(async () => {
+      const lost = await sql`select due_now from waybill.take_back('10 seconds', 3, 5, ${most}, true)`
+      assert.equal(lost.filter(({ due_now }) => due_now).length, most)
+    })
+    assert.deepEqual(await states(), [{ state: 'retry', jobs: most, alive: 0 }])
+    await loseAll()
+    const jobs = await sql<
+      { id: string; retry_count: number }[]
+    >`select id, retry_count from pgboss.job where name = 'deliveries'`
+    const touching = await timed(
+      () =>
+        sql`select waybill.touch(${jobs.map(({ id }) => id)}::uuid[], ${jobs.map(({ retry_count }) => retry_count)}::int[])`,
+    )
+    assert.deepEqual(await states(), [{ state: 'active', jobs: most, alive: most }])
+    return [takingBack, touching] as const
+  }
+  const [few, many] = [await measure(1000), await measure(8000)]
+  // Eight times as long, with room for what else is going on; the square would be 64 times as long.
+  for (const kind of [0, 1] as const) assert.ok(many[kind] < 25 * few[kind], `${few[kind]} ms, then ${many[kind]} ms`)
 })
 
 test('saying that claims are alive waits for none that is being settled', async (t) => {
@@ -402,4 +415,41 @@ test('what is announced reaches endpoints of its own tenant alone, and of these 
     rows.map((row) => ({ ...row })),
     [{ tenant_id: 'acme', endpoint_id: told }],
   )
+})
+
+test('who hands a claim back late leaves alone what was taken from it and claimed again', async (t) => {
+  const { sql } = await createDatabase(t)
+  const [id] = await queueAt(sql, [1])
+  await claim(sql)
+  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${id!}`
+  await sql`select * from waybill.take_back('10 seconds', 3, 5, 10, true)`
+  assert.deepEqual(await claim(sql), [id])
+  const handBack = (retries: number) =>
+    sql`select waybill.unclaim(array[${id!}]::uuid[], array[${retries}::int])::int as n`
+  assert.deepEqual([...(await handBack(0))], [{ n: 0 }])
+  assert.deepEqual([...(await handBack(1))], [{ n: 1 }])
+})
+
+test('what was counted in one month and is put away in the next gives that no attempts beyond its own', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  await sql`
+    insert into waybill.usage (tenant_id, month, metric, count) values ('acme', date_trunc('month', now() at time zone 'utc')::date, 'attempts', 1)`
+  await sql`select waybill.refund_attempts(array['acme', 'acme'])`
+  const [usage] = await sql`select count::int from waybill.usage`
+  assert.equal(usage?.count, 0)
+})
+
+test('what waits for its retry keeps its place while the queue clock is set back, and what was left behind is gathered', async (t) => {
+  const { sql } = await createDatabase(t)
+  const [retry, stray] = await queueAt(sql, [1, 3e8])
+  await sql`
+    update pgboss.job set state = 'retry', start_after = now() + interval '1 hour', priority = waybill.retry_priority(now() + interval '1 hour') where id = ${retry!}`
+  const placeOf = async (id: string) => (await sql`select priority from pgboss.job where id = ${id}`)[0]?.priority
+  const before = await placeOf(retry!)
+  await sql`update waybill.queue_clock set tag = 2e8`
+  await sql`select waybill.rebase_queue()`
+  assert.deepEqual([await placeOf(retry!), await placeOf(stray!)], [before, -1e8])
+  await sql`select waybill.gather_strays()`
+  assert.deepEqual([await placeOf(retry!), await placeOf(stray!)], [before, 0])
 })

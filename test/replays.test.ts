@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict'
-import { test } from 'node:test'
+import { type TestContext, test } from 'node:test'
 import { openDb } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { takeDeadLetters } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
+import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
@@ -133,4 +134,101 @@ test('while a replayed retry is on its way to a failing endpoint, no other probe
   const [standing] =
     await sql`select probing, next_probe_at > now() + interval '30 seconds' as waits from waybill.endpoint_stats`
   assert.deepEqual({ ...standing }, { probing: retried, waits: true })
+})
+
+test('a replay of what waits for its retry says that it is due now', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  const [id] = (await tenant.publish()).delivery_ids
+  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${id!}`
+  await sql`update waybill.deliveries set status = 'retrying', next_attempt_at = now() + interval '1 hour'`
+  const { body } = await tenant.call('POST', `/v1/deliveries/${id}/replay`)
+  const [clock] = await sql`select now()`
+  assert.ok(Date.parse(body.next_attempt_at) <= clock!.now.getTime(), body.next_attempt_at)
+})
+
+test('a replay while a probe is under way leaves that the probe, and brings no other', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/never')
+  await sql`
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, breaker_since, next_probe_at)
+    values (${tenant.tenantId}, ${endpoint_id}, 'open', now(), now())`
+  const ids: string[] = []
+  for (let n = 0; n < 2; n++) ids.push(...(await tenant.publish()).delivery_ids)
+  await sql`
+    select released from waybill.release_held(array[${tenant.tenantId}], array[${endpoint_id}]::uuid[], array[0], array[1], interval '1 hour')`
+  assert.equal((await tenant.call('POST', `/v1/deliveries/${ids[1]}/replay`)).status, 202)
+  const [standing] = await sql`select probing, next_probe_at > now() as waits from waybill.endpoint_stats`
+  assert.deepEqual({ ...standing }, { probing: ids[0], waits: true })
+})
+
+/** A delivery, and what takes its dead letter, which nobody else does. */
+async function startTaking(t: TestContext) {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  const [id] = (await tenant.publish()).delivery_ids
+  const log = createLog('silent')
+  const pool = openDb(url, { log, name: 'test', max: 2 })
+  cleanUp(t, () => pool.end())
+  const boss = createBoss(url, log)
+  await boss.start()
+  cleanUp(t, () => boss.stop({ graceful: false }))
+  const { send } = await createClaim(pool, 1000)({ kind: 'first', thorough: true, max: 1 })
+  const standing = async () =>
+    (
+      await sql`
+        select d.status, d.held, j.state from waybill.deliveries d left join pgboss.job j on j.name = 'deliveries' and j.id = d.delivery_id`
+    ).map((row) => ({ ...row }))
+  return {
+    sql,
+    boss,
+    claim: send[0]!,
+    attempt: createAttempt(pool, url),
+    replay: async () => assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202),
+    take: () => takeDeadLetters(pool, boss, log),
+    standing,
+  }
+}
+
+test('what is replayed before its dead letter is taken stays in the queue', async (t) => {
+  const { sql, claim, attempt, replay, take, standing } = await startTaking(t)
+  await sql`update pgboss.job set retry_limit = 0 where name = 'deliveries'`
+  await attempt(claim, 500)
+  assert.deepEqual(await standing(), [{ status: 'dead_lettered', held: false, state: null }])
+  await replay()
+  const queued = [{ status: 'pending', held: false, state: 'created' }]
+  assert.deepEqual(await standing(), queued)
+  assert.equal(await take(), 1)
+  assert.deepEqual(await standing(), queued)
+})
+
+test('what is replayed before it is dead-lettered for its lost worker is sent again', async (t) => {
+  const { sql, boss, claim, replay, take, standing } = await startTaking(t)
+  await sql`update pgboss.job set retry_limit = 0 where name = 'deliveries'`
+  await boss.fail('deliveries', [claim.job] as unknown as string[])
+  await replay()
+  assert.equal(await take(), 1)
+  assert.deepEqual(await standing(), [{ status: 'pending', held: true, state: null }])
+})
+
+test('a replay of what an ordered endpoint is to get later has the one before it made now', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  const [first] = (await tenant.publish()).delivery_ids
+  await sql`update waybill.endpoints set ordered = true`
+  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${first!}`
+  await sql`update waybill.deliveries set status = 'retrying', next_attempt_at = now() + interval '1 hour'`
+  await sql`
+    update waybill.endpoint_stats set pending = 0, retrying = 1, breaker = 'open', breaker_since = now(), next_probe_at = now() + interval '1 hour'`
+  const [second] = (await tenant.publish()).delivery_ids
+  assert.equal((await tenant.call('POST', `/v1/deliveries/${second}/replay`)).status, 202)
+  const [standing] = await sql`
+    select start_after <= now() as is_due, d.next_attempt_at <= now() as is_shown, probing, next_probe_at <= now() as is_wanted
+    from waybill.deliveries d join pgboss.job j on j.name = 'deliveries' and j.id = d.delivery_id, waybill.endpoint_stats
+    where d.delivery_id = ${first!}`
+  assert.deepEqual({ ...standing }, { is_due: true, is_shown: true, probing: null, is_wanted: true })
 })

@@ -258,15 +258,18 @@ test('a day of which more is live than can be moved in a moment keeps its tables
   assert.deepEqual(await count(), { pending: 10_101, retrying: 0, delivered: 0, held: 10_101 })
 })
 
-test('while the default partitions are large nothing is moved there', { timeout: 120_000 }, async (t) => {
+test('while the default partitions are large nothing is moved there, and days of which nothing is live go', {
+  timeout: 120_000,
+}, async (t) => {
   const { sql, tenant, off, runRetention, daysLeft, count } = await startOld(t)
-  const day = await makeDay(sql, 40)
+  const [day, done] = [await makeDay(sql, 40), await makeDay(sql, 41)]
   await makeOld(sql, tenant.tenantId, { ago: 40, status: 'pending', endpoints: [off] })
+  await makeOld(sql, tenant.tenantId, { ago: 41, status: 'delivered', endpoints: [off] })
   await sql`alter table waybill.events_default alter payload set storage plain`
   // A row a page, 66 MiB of them.
   await makeOld(sql, 'other', { ago: 50, status: 'pending', endpoints: [], count: 8500, payload: 'x'.repeat(8000) })
-  assert.deepEqual(await runRetention(), [8500, 0, 0])
-  assert.deepEqual(await daysLeft(day), [day])
+  assert.deepEqual(await runRetention(), [8501, 1, 0])
+  assert.deepEqual(await daysLeft(day, done), [day])
   await sql`vacuum (truncate) waybill.events_default`
   assert.deepEqual(await runRetention(), [0, 0, 0])
   assert.deepEqual(await daysLeft(day), [])

@@ -15,8 +15,8 @@ const headOf = (key: string, bytes: number, path = '/v1/events') =>
   `POST ${path} HTTP/1.1\r\nhost: waybill\r\nauthorization: Bearer ${key}\r\ncontent-type: application/json\r\ncontent-length: ${bytes}\r\n\r\n`
 
 /** A room of 100 for work that a test ends, and the names of what has been let in so far. */
-function openRoom(maxWaitMs = 60_000) {
-  const room = createRoom(100, { maxWaitMs, refusal: () => new Error('refused') })
+function openRoom(maxWaitMs = 60_000, maxWaiting = Infinity) {
+  const room = createRoom(100, { maxWaitMs, maxWaiting, refusal: () => new Error('refused') })
   const entered: string[] = []
   const ends = new Map<string, () => void>()
   const hold = (name: string, tenantId: string, bytes: number, signal?: AbortSignal) =>
@@ -72,6 +72,17 @@ suite('room', () => {
     assert.deepEqual(entered, ['first', 'huge'])
     await end('huge')
     assert.deepEqual(entered, ['first', 'huge', 'last'])
+  })
+
+  test('has a line, of which a tenant gets at most half of what the others leave', async () => {
+    const { hold, end, entered } = openRoom(60_000, 4)
+    void hold('a1', 'a', 100)
+    const refused: string[] = []
+    for (const name of ['a2', 'a3', 'a4', 'b1', 'b2']) hold(name, name.slice(0, 1), 1).catch(() => refused.push(name))
+    await end('none')
+    assert.deepEqual(refused, ['a4', 'b2'])
+    await end('a1')
+    assert.deepEqual(entered, ['a1', 'a2', 'a3', 'b1'])
   })
 
   test('is waited for until a signal aborts, or for so long, and what stood behind is let in then', async () => {

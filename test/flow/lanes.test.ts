@@ -216,6 +216,67 @@ suite('lanes', () => {
     assert.notEqual(lanes.admit(claimOf('e', { atOnce: 2 })), 'start')
   })
 
+  test('one that has ended twice makes room for one other', () => {
+    const lanes = createLanes({ cap: 1, slots: SLOTS })
+    const [first, second, third] = [claimOf('e'), claimOf('e'), claimOf('e')]
+    for (const claim of [first, second, third]) lanes.admit(claim)
+    assert.deepEqual([lanes.next(first), lanes.next(first)], [second, undefined])
+    assert.equal(lanes.next(second), third)
+  })
+
+  test('places that are kept one after the other are all there', () => {
+    const { lanes } = setUp()
+    for (let n = 0; n < 2; n++) assert.equal(lanes.reserve('e', 'e', 10), 10)
+    assert.equal(lanes.busy('e'), 20)
+  })
+
+  test('of what waits too long the newest are given up, so that the oldest go first', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    for (let nth = 0; nth < 100; nth++) admit('slows', 1, { deliveryId: `${nth}` })
+    tick(100)
+    finish('slows', 10)
+    tick(301)
+    const stale = lanes.takeStale().map(({ deliveryId }) => Number(deliveryId))
+    assert.ok(stale.length > 0 && stale.length < 40, `${stale.length} of 40`)
+    assert.deepEqual(
+      stale,
+      stale.map((_, n) => 100 - stale.length + n),
+    )
+  })
+
+  test('an attempt does not take longer for having waited for its moment, or for its turn', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    admit('paced', 1, { startAt: 1_000_400 })
+    for (let n = 0; n < 51; n++) admit('busy', 1)
+    tick(450)
+    finish('busy', 50)
+    tick(450)
+    finish('paced', 1)
+    finish('busy', 1)
+    tick(500)
+    assert.deepEqual([lanes.pace('paced'), lanes.pace('busy')], [1, 1])
+  })
+
+  test('what is released for a slow endpoint starts, also where another worker has kept the place for it', () => {
+    const { lanes, admit, tick } = setUp()
+    admit('slow', 30)
+    tick(2000)
+    lanes.noteHeld(new Set(['slow']), { all: true })
+    assert.equal(admit('slow', 1, { startAt: 1_002_000 }).start, 1, 'in its time slot')
+    assert.equal(admit('slow', 1, { atOnce: 40 }).start, 1, 'as it recovers')
+    assert.equal(admit('slow', 1).start, 0)
+  })
+
+  test('a tenant’s endpoints are counted together, also those that were asked about before', () => {
+    const { lanes, admit } = setUp()
+    let started = 0
+    for (let nth = 0; nth < 500; nth++) {
+      lanes.isRoomy(`hangs ${nth}`)
+      started += admit(`hangs ${nth}`, 1, { tenantId: 'hostile' }).start
+    }
+    assert.equal(started, SLOTS / 2)
+  })
+
   test('on shutdown all that waits is given back', () => {
     const { lanes, admit } = setUp()
     const { wait } = admit('e', 70)

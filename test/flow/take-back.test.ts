@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createLeapWatch } from '../../src/flow/take-back.ts'
+import { setImmediate as turn } from 'node:timers/promises'
+import { createLeapWatch, startTakingBack } from '../../src/flow/take-back.ts'
+import { createLog } from '../../src/log.ts'
 
 /** A watch, this process's clock, and the database's, which runs so many milliseconds ahead of it and is answered so late. */
 function setUp() {
@@ -43,4 +45,29 @@ test('a clock that was set back has leapt when it is put right', () => {
   assert.equal(look(1000, -3_600_000), false)
   assert.equal(look(1000, -3_600_000), false)
   assert.equal(look(1000, 0), true)
+})
+
+test('nothing is taken back for five seconds after a start, after the database was away, and after its clock has leapt', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  let now = 0
+  t.mock.method(performance, 'now', () => now)
+  const looks: number[] = []
+  let leapt = 0
+  const pool = Object.assign(
+    async () => {
+      looks.push(now)
+      if (looks.length === 2) throw new Error('no connection')
+      if (looks.length === 4) leapt = 60_000
+      return [{ now: new Date(now + leapt) }]
+    },
+    { begin: async () => [] },
+  )
+  const deps = { pool: pool as never, boss: null as never, wake: () => {}, log: createLog('silent') }
+  const loop = startTakingBack(deps)
+  t.after(loop.stop)
+  for (; now < 20_000; now += 1000) {
+    t.mock.timers.tick(1000)
+    await turn()
+  }
+  assert.deepEqual(looks, [5000, 6000, 11_000, 12_000, 17_000, 18_000, 19_000])
 })

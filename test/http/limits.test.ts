@@ -430,6 +430,21 @@ test('what was used in another month does not count in this one', async (t) => {
   await receiver.until(3)
 })
 
+test('what is held without having been counted gives its tenant no attempts beyond the month', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/never')
+  for (let n = 0; n < 3; n++) await tenant.publish()
+  await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { is_active: false } })
+  await sql`
+    insert into waybill.usage (tenant_id, month, metric, count)
+    select tenant_id, month, 'attempts', 5 from waybill.usage where metric = 'events'`
+  await startService(t, { databaseUrl, mode: 'worker' })
+  const held = async () => (await sql`select from waybill.deliveries where held`).length
+  await waitFor(async () => (await held()) === 3, { what: 'all to be held' })
+  assert.equal((await tenant.call('GET', '/v1/usage/current')).body.attempts_count, 5)
+})
+
 test('what a tenant may attempt in a month goes before what the service allows, also in the worker', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
