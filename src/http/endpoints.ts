@@ -23,7 +23,7 @@ type EndpointRow = StandingRow & {
 }
 
 const columns = fragment`
-  endpoint_id, tenant_id, url, description, subscribed_events, is_active, max_per_second, ordered, updated_at, ${standingColumns}`
+  endpoint_id, tenant_id, url, description, to_json(subscribed_events) as subscribed_events, is_active, max_per_second, ordered, updated_at, ${standingColumns}`
 
 const render = (row: EndpointRow) => ({
   endpoint_id: row.endpoint_id,
