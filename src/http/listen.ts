@@ -27,17 +27,27 @@ const UNREAD_MS = 30_000
 const LINGER_MS = 2000
 /** How many requests of one connection may wait for their answers; who sends more without reading any is cut off. */
 const MAX_PIPELINED = 100
+/** What those that wait on all connections may hold together, counted in names and values of headers: each takes some 50 bytes. */
+const MAX_AHEAD = 200_000
+/** What a request takes besides. */
+const REQUEST_WEIGHT = 50
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
-/** The request that came last, until it is answered and has arrived, and what begins each one that is not answered. */
-type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[] }
+/** The request that came last, until it is answered and has arrived, what begins each one that is not answered, and what those hold that wait. */
+type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number }
+const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0 })
 
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
 
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
+  let ahead = 0
+  const weigh = (connection: Connection, weight: number) => {
+    connection.ahead += weight
+    ahead += weight
+  }
   const connections = new Map<Duplex, Connection>()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
@@ -59,12 +69,19 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     connection.last = request
     const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
     const isBehind = connection.unanswered.length > 0
+    const weight = isBehind ? REQUEST_WEIGHT + request.rawHeaders.length : 0
+    weigh(connection, weight)
     const begin = () => {
+      // A connection that is gone weighs nothing any more.
       if (request.socket.destroyed) return
+      weigh(connection, -weight)
       if (lacksHost) refusal(400, 'must carry a Host header', response.requestId).end(request.socket, request.method)
       else void answer(request, response)
     }
-    if (connection.unanswered.push(begin) > MAX_PIPELINED || (lacksHost && isBehind)) {
+    const isTooMuch = connection.unanswered.push(begin) > MAX_PIPELINED || (isBehind && ahead > MAX_AHEAD)
+    if (isTooMuch || (lacksHost && isBehind)) {
+      weigh(connection, -connection.ahead)
+      connections.delete(request.socket)
       request.socket.destroy()
       return
     }
@@ -95,12 +112,14 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     onRequest,
   )
   server.on('connection', (socket: Socket) => {
-    connections.set(socket, { last: undefined, unanswered: [] })
+    const connection = newConnection()
+    connections.set(socket, connection)
     // Each of many requests on one connection may wait for its end (http/reads.ts).
     socket.setMaxListeners(0)
     const unread = cutUnread(socket)
     socket.once('close', () => {
       clearInterval(unread)
+      weigh(connection, -connection.ahead)
       connections.delete(socket)
     })
   })
@@ -113,7 +132,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     else refusal(404, null, idOf(request)).end(socket)
   })
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) => {
-    const { last, unanswered } = connections.get(socket) ?? { last: undefined, unanswered: [] }
+    const { last, unanswered } = connections.get(socket) ?? newConnection()
     const isArriving = last?.complete === false
     // The refusal is the answer to the request that is arriving, or to what is none. Anything else that waits for an answer would take
     // it for its own, and nothing gets two.

@@ -323,21 +323,23 @@ test('behind a request that is being answered, what is no request ends the conne
   })
 })
 
+/** Of what is answered on a connection on which so many requests are sent at once. */
+const statuses = (ahead: number, headers = '') =>
+  new Promise<string[]>((resolve) => {
+    const socket = connect(service.port, '127.0.0.1')
+    let text = ''
+    const found = () => text.match(/HTTP\/1\.1 \d+/g) ?? []
+    socket.on('data', (chunk) => {
+      text += chunk.toString('latin1')
+      if (found().length === ahead) socket.destroy()
+    })
+    socket.on('error', () => {}).on('close', () => resolve(found()))
+    socket.write(RETENTION_RUN + `GET /v1/usage/limits HTTP/1.1\r\n${HOST}${AUTH}${headers}\r\n`.repeat(ahead - 1))
+  })
+
 test('a hundred requests sent ahead are answered, and who sends one more before they are is cut off', {
   timeout: 60_000,
 }, async () => {
-  const statuses = (ahead: number) =>
-    new Promise<string[]>((resolve) => {
-      const socket = connect(service.port, '127.0.0.1')
-      let text = ''
-      const found = () => text.match(/HTTP\/1\.1 \d+/g) ?? []
-      socket.on('data', (chunk) => {
-        text += chunk.toString('latin1')
-        if (found().length === ahead) socket.destroy()
-      })
-      socket.on('error', () => {}).on('close', () => resolve(found()))
-      socket.write(RETENTION_RUN + `GET /v1/usage/limits HTTP/1.1\r\n${HOST}${AUTH}\r\n`.repeat(ahead - 1))
-    })
   let hundred: Promise<string[]> | undefined
   await database.sql.begin(async (tx) => {
     await tx`lock table waybill.idempotency_keys in access exclusive mode`
@@ -345,6 +347,25 @@ test('a hundred requests sent ahead are answered, and who sends one more before 
     assert.deepEqual(await statuses(101), [])
   })
   assert.deepEqual(await hundred, Array(100).fill('HTTP/1.1 200'))
+  assert.equal((await tenant.call('GET', '/v1/usage/limits')).status, 200)
+})
+
+test('what all connections send ahead is bounded by what it takes: who sends more is cut off, and the others are answered', {
+  timeout: 60_000,
+}, async () => {
+  const answers: string[][] = []
+  let all: Promise<unknown> | undefined
+  await database.sql.begin(async (tx) => {
+    await tx`lock table waybill.idempotency_keys in access exclusive mode`
+    const each = Array.from({ length: 30 }, () => statuses(80, 'a: b\r\n'.repeat(100)))
+    all = Promise.all(each.map((one) => one.then((found) => answers.push(found))))
+    await waitFor(() => answers.length >= 15, { what: 'half of them to be cut off' })
+    assert.deepEqual(answers.flat(), [])
+  })
+  await all
+  const served = answers.filter(({ length }) => length > 0)
+  assert.ok(served.length >= 5, `${served.length} were answered`)
+  for (const found of served) assert.deepEqual(found, Array(80).fill('HTTP/1.1 200'))
   assert.equal((await tenant.call('GET', '/v1/usage/limits')).status, 200)
 })
 
