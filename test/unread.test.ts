@@ -72,7 +72,7 @@ test('answers one behind the other on a connection that is lost take no room any
     const sockets: Socket[] = []
     const fill = async () => {
       sockets.push(
-        open(t, service, ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 10}`)).repeat(10)).pause(),
+        open(t, service, ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 5}`)).repeat(30)).pause(),
       )
       return (await status()) === 503
     }
@@ -88,7 +88,7 @@ test('nor do answers that CONNECT came behind', async (t) => {
   const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
   const tenant = await createTenant(service)
   const path = await addAttempts(database, tenant)
-  const many = ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 10}`)).repeat(10)
+  const many = ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 5}`)).repeat(30)
   for (let round = 0; round < 4; round++) {
     const sockets: Socket[] = []
     const fill = async () => {
