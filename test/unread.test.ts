@@ -71,9 +71,7 @@ test('answers one behind the other on a connection that is lost take no room any
   for (let round = 0; round < 3; round++) {
     const sockets: Socket[] = []
     const fill = async () => {
-      sockets.push(
-        open(t, service, ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 5}`)).repeat(30)).pause(),
-      )
+      sockets.push(open(t, service, ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 5}`)).repeat(30)).pause())
       return (await status()) === 503
     }
     await waitFor(fill, { what: 'the share of the tenant to be taken' })
