@@ -74,7 +74,7 @@ test('answers one behind the other on a connection that is lost take no room any
       sockets.push(open(t, service, ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 5}`)).repeat(30)).pause())
       return (await status()) === 503
     }
-    await waitFor(fill, { what: 'the share of the tenant to be taken' })
+    await waitFor(fill, { what: 'the share of the tenant to be taken', timeoutMs: 60_000 })
     for (const socket of sockets) socket.resetAndDestroy()
     await waitFor(async () => (await status()) === 200, { what: 'it to be given back' })
   }
@@ -93,7 +93,7 @@ test('nor do answers that CONNECT came behind', async (t) => {
       sockets.push(open(t, service, many).pause())
       return (await tenant.call('GET', path)).status === 503
     }
-    await waitFor(fill, { what: 'the share to be taken' })
+    await waitFor(fill, { what: 'the share to be taken', timeoutMs: 60_000 })
     const closed = sockets.map((socket) => new Promise<void>((gone) => socket.once('close', () => gone())))
     for (const socket of sockets) socket.resume().write('CONNECT a.example:443 HTTP/1.1\r\nhost: a.example\r\n\r\n')
     await Promise.all(closed)
