@@ -34,7 +34,10 @@ const REQUEST_WEIGHT = 50
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
-/** The request that came last, until it is answered and has arrived, what begins each one that is not answered, and what those hold that wait. */
+/**
+ * The request that came last, until it is answered and has arrived, what begins each one that is not answered, and what those weigh
+ * (MAX_AHEAD) that wait for others to be answered.
+ */
 type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number }
 const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0 })
 

@@ -9,15 +9,15 @@ import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
 import { answers, id, jsonBody, ownTenant, tenantId, text, timestamp } from './schemas.ts'
 
-const count = z.int('must be a whole number').min(0, 'must be at least 0').max(Number.MAX_SAFE_INTEGER)
+const limit = z.int('must be a whole number').min(0, 'must be at least 0').max(Number.MAX_SAFE_INTEGER)
 const tenantLimits = z
   .strictObject({
-    monthly_events: count.openapi({ format: 'int64' }),
-    monthly_attempts: count.openapi({ format: 'int64' }),
-    max_endpoints: count.max(100_000, 'must be at most 100000'),
-    max_fanout_endpoints: count.max(100_000, 'must be at most 100000'),
-    max_payload_bytes: count.min(2, 'must be at least 2').max(16_777_216, 'must be at most 16777216'),
-    events_write_rate: count
+    monthly_events: limit.openapi({ format: 'int64' }),
+    monthly_attempts: limit.openapi({ format: 'int64' }),
+    max_endpoints: limit.max(100_000, 'must be at most 100000'),
+    max_fanout_endpoints: limit.max(100_000, 'must be at most 100000'),
+    max_payload_bytes: limit.min(2, 'must be at least 2').max(16_777_216, 'must be at most 16777216'),
+    events_write_rate: limit
       .max(1_000_000_000, 'must be at most 1000000000')
       .openapi({ description: 'Publishes per rate window; 0: no limit.' }),
   })
