@@ -2,12 +2,12 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { isRefusal } from '../db/errors.ts'
 
 const PAUSE_MS = 500
-/** What the database refuses is not better later: the claims in question lapse. */
-const REFUSED_MS = 45_000
+/** What is at fault itself is not better later: the claims in question lapse. */
+const FAULTY_MS = 45_000
 
 /**
  * Gets work done that must survive a database outage, however long: tries it twice a second until it succeeds. Throws its last error
- * after `forMs`, or once it has been refused (isRefusal) for 45 seconds. `waiting` is called with the first error.
+ * after `forMs`, or after 45 seconds of what the database refuses (isRefusal) and of faults of ours. `waiting` is called with the first.
  */
 export async function insist<T>(
   work: () => Promise<T>,
@@ -19,7 +19,8 @@ export async function insist<T>(
     try {
       return await work()
     } catch (error) {
-      const most = isRefusal(error) ? Math.min(REFUSED_MS, forMs) : forMs
+      const isFaulty = isRefusal(error) || error instanceof TypeError || error instanceof RangeError
+      const most = isFaulty ? Math.min(FAULTY_MS, forMs) : forMs
       if (performance.now() > begun + most || signal?.aborted) throw error
       if (tries === 1) waiting(error)
       await sleep(PAUSE_MS)
