@@ -120,13 +120,19 @@ test('dead letters are taken although a replay of one of them and their taking w
   assert.equal(dead.length, replayed.status === 'fulfilled' ? 2 : 3)
 })
 
-test('while a replayed retry is on its way to a failing endpoint, no other probe is due', async (t) => {
+/** A tenant with an endpoint, and a delivery whose retry is due in an hour. */
+async function startRetrying(t: TestContext) {
   const { url, sql } = await createDatabase(t)
   const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
   await tenant.createEndpoint('http://127.0.0.1:9/never')
-  const [retried] = (await tenant.publish()).delivery_ids
-  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${retried!}`
-  await sql`update waybill.deliveries set status = 'retrying'`
+  const [id] = (await tenant.publish()).delivery_ids
+  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${id!}`
+  await sql`update waybill.deliveries set status = 'retrying', next_attempt_at = now() + interval '1 hour'`
+  return { sql, tenant, id: id! }
+}
+
+test('while a replayed retry is on its way to a failing endpoint, no other probe is due', async (t) => {
+  const { sql, tenant, id: retried } = await startRetrying(t)
   await sql`
     update waybill.endpoint_stats set pending = 0, retrying = 1, breaker = 'open', breaker_since = now(), next_probe_at = now() + interval '1 second'`
   await tenant.publish()
@@ -137,12 +143,7 @@ test('while a replayed retry is on its way to a failing endpoint, no other probe
 })
 
 test('a replay of what waits for its retry says that it is due now', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
-  await tenant.createEndpoint('http://127.0.0.1:9/never')
-  const [id] = (await tenant.publish()).delivery_ids
-  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${id!}`
-  await sql`update waybill.deliveries set status = 'retrying', next_attempt_at = now() + interval '1 hour'`
+  const { sql, tenant, id } = await startRetrying(t)
   const { body } = await tenant.call('POST', `/v1/deliveries/${id}/replay`)
   const [clock] = await sql`select now()`
   assert.ok(Date.parse(body.next_attempt_at) <= clock!.now.getTime(), body.next_attempt_at)
@@ -215,13 +216,8 @@ test('what is replayed before it is dead-lettered for its lost worker is sent ag
 })
 
 test('a replay of what an ordered endpoint is to get later has the one before it made now', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
-  await tenant.createEndpoint('http://127.0.0.1:9/never')
-  const [first] = (await tenant.publish()).delivery_ids
+  const { sql, tenant, id: first } = await startRetrying(t)
   await sql`update waybill.endpoints set ordered = true`
-  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${first!}`
-  await sql`update waybill.deliveries set status = 'retrying', next_attempt_at = now() + interval '1 hour'`
   await sql`
     update waybill.endpoint_stats set pending = 0, retrying = 1, breaker = 'open', breaker_since = now(), next_probe_at = now() + interval '1 hour'`
   const [second] = (await tenant.publish()).delivery_ids
@@ -229,6 +225,6 @@ test('a replay of what an ordered endpoint is to get later has the one before it
   const [standing] = await sql`
     select start_after <= now() as is_due, d.next_attempt_at <= now() as is_shown, probing, next_probe_at <= now() as is_wanted
     from waybill.deliveries d join pgboss.job j on j.name = 'deliveries' and j.id = d.delivery_id, waybill.endpoint_stats
-    where d.delivery_id = ${first!}`
+    where d.delivery_id = ${first}`
   assert.deepEqual({ ...standing }, { is_due: true, is_shown: true, probing: null, is_wanted: true })
 })
