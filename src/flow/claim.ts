@@ -1,4 +1,5 @@
 import type { Db, Pool } from '../db/open.ts'
+import { type Fragment, fragment } from '../db/statement.ts'
 import type { Place } from '../line.ts'
 import { DELIVERIES } from '../queue.ts'
 
@@ -175,18 +176,27 @@ export async function dropClaims(pool: Pool, claims: ClaimedJob[]): Promise<void
 export const fenceOf = ({ bundle, job }: ClaimedJob) => `${bundle ?? job.id}:${job.retryCount}`
 
 /**
- * Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone, also where a replay
- * has been claimed since: its job has the same id, and begins to count retries anew.
+ * The end of a `select` from claims, as `c` (tenant_id, id, endpoint_id, bundle, n), without those whose job has been claimed again
+ * since. Their fence does not always tell: a job that is released or replayed may have the id and the retry count that it had.
+ * When it was claimed does. One row of aggregates, or none.
  */
+export function fromClaims(claims: ClaimedJob[]): Fragment {
+  const column = <T extends string | number | null>(read: (claim: ClaimedJob) => T) => claims.map(read)
+  return fragment`
+    from unnest(${column((claim) => claim.tenantId)}::text[], ${column((claim) => claim.deliveryId)}::uuid[], ${column((claim) => claim.endpointId)}::uuid[],
+      ${column((claim) => claim.bundle)}::uuid[], ${column(({ job }) => job.retryCount)}::int[], ${column((claim) => claim.claimedAtMs)}::float8[])
+      as c (tenant_id, id, endpoint_id, bundle, n, claimed_ms)
+    cross join lateral (
+      select started_on from pgboss.job j where j.name = ${DELIVERIES} and j.id = coalesce(c.bundle, c.id) offset 0) j
+    where j.started_on <= to_timestamp(claimed_ms / 1000) having count(*) > 0`
+}
+
+/** Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. */
 export async function unclaim(pool: Pool, claims: Claim[]): Promise<void> {
   await pool.begin(async (sql) => {
     await unbundle(sql, claims)
-    await sql`
-      select waybill.unclaim(array_agg(c.id), array_agg(n))
-      from unnest(${claims.map(({ job }) => job.id)}::uuid[], ${claims.map(({ job }) => job.retryCount)}::int[],
-        ${claims.map(({ claimedAtMs }) => claimedAtMs)}::float8[]) as c (id, n, claimed_ms)
-      cross join lateral (select started_on from pgboss.job j where j.name = ${DELIVERIES} and j.id = c.id offset 0) j
-      where started_on <= to_timestamp(claimed_ms / 1000) having count(*) > 0`
+    const own = claims.map((claim) => ({ ...claim, bundle: null }))
+    await sql`select waybill.unclaim(array_agg(c.id), array_agg(n)) ${fromClaims(own)}`
   })
 }
 

@@ -2,10 +2,9 @@ import type { Pool } from '../db/open.ts'
 import { LocalFault } from '../egress/failure.ts'
 import { Line } from '../line.ts'
 import type { Log } from '../log.ts'
-import { DELIVERIES } from '../queue.ts'
 import { MissingKey } from '../secrets.ts'
 import { createBatcher } from './batch.ts'
-import { type Claim, type ClaimedJob, unclaim } from './claim.ts'
+import { type Claim, type ClaimedJob, fromClaims, unclaim } from './claim.ts'
 import { insist } from './insist.ts'
 import { until } from './pacing.ts'
 import { PayloadLate } from './payload.ts'
@@ -147,17 +146,10 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
 /**
  * Marks the rows `held` until `release_held` queues them again with the retries that they have left. If the endpoint has
- * recovered meanwhile, the next look releases them. A job that is released keeps its retry count, so if this is tried again after
- * a try that was not answered, the fence alone would not tell a later claim from this one: when it began does.
+ * recovered meanwhile, the next look releases them.
  */
 async function holdDeliveries(pool: Pool, jobs: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
-  const column = <T>(read: (job: ClaimedJob) => T) => jobs.map(read)
   await pool`
     select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(bundle), array_agg(n), ${counted})
-    from unnest(${column((job) => job.tenantId)}::text[], ${column((job) => job.deliveryId)}::uuid[], ${column((job) => job.endpointId)}::uuid[],
-      ${column((job) => job.bundle)}::uuid[], ${column(({ job }) => job.retryCount)}::int[], ${column((job) => job.claimedAtMs)}::float8[])
-      as c (tenant_id, id, endpoint_id, bundle, n, claimed_ms)
-    cross join lateral (
-      select started_on from pgboss.job j where j.name = ${DELIVERIES} and j.id = coalesce(c.bundle, c.id) offset 0) j
-    where j.started_on <= to_timestamp(claimed_ms / 1000) having count(*) > 0`
+    ${fromClaims(jobs)}`
 }
