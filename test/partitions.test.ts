@@ -111,3 +111,41 @@ test('a dump keeps neither a start nor its readers waiting; the partitions come 
   await sql`select waybill.make_partitions(7)`
   assert.deepEqual(await Promise.all(days.map((day) => kindsOf(sql, day))), [KINDS, KINDS])
 })
+
+for (const zone of ['Pacific/Kiritimati', 'Etc/GMT+12'])
+  test(`days are those of UTC where the database keeps the time of ${zone}`, async (t) => {
+    const { sql } = await createDatabase(t)
+    await sql.begin(async (making) => {
+      const remake = async (timeZone: string) => {
+        const there = await making<{ name: string }[]>`
+          select relname as name from pg_class where relnamespace = 'waybill'::regnamespace and relispartition and relkind = 'r' and relname ~ '\\d{8}$'`
+        for (const { name } of there) await making.text(`drop table waybill.${name}`)
+        await making`select set_config('timezone', ${timeZone}, true)`
+        await making`select waybill.make_partitions(7)`
+        const made = await making<{ name: string; bounds: string }[]>`
+          select relname as name, pg_get_expr(relpartbound, oid) as bounds from pg_class
+          where relnamespace = 'waybill'::regnamespace and relispartition and relkind = 'r' and relname ~ '\\d{8}$' order by 1`
+        return made.map((row) => ({ ...row }))
+      }
+      const days = await remake('UTC')
+      assert.equal(days.length, 9 * KINDS.length)
+      assert.deepEqual(await remake(zone), days)
+    })
+  })
+
+test('of two that make the same partitions at once one makes them, and neither fails', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const day = await dayAhead(sql, 6)
+  await dropDay(sql, day)
+  let second: Promise<unknown> | undefined
+  await sql.begin(async (first) => {
+    await first`select waybill.make_partitions(7)`
+    second = Promise.allSettled([newSession()`select waybill.make_partitions(7)`])
+    const waits = () =>
+      sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+    await waitFor(async () => (await waits()).length > 0, { intervalMs: 5, what: 'the second to wait' })
+  })
+  const [ended] = (await second) as PromiseSettledResult<unknown>[]
+  assert.equal(ended?.status, 'fulfilled')
+  assert.deepEqual(await kindsOf(sql, day), KINDS)
+})

@@ -307,9 +307,13 @@ test('saying of claims that they are alive, and taking them back, takes as long 
     assert.deepEqual(await states(), [{ state: 'active', jobs: most, alive: most }])
     return [takingBack, touching] as const
   }
-  const [few, many] = [await measure(1000), await measure(8000)]
-  // Eight times as long, with room for what else is going on; the square would be 64 times as long.
-  for (const kind of [0, 1] as const) assert.ok(many[kind] < 25 * few[kind], `${few[kind]} ms, then ${many[kind]} ms`)
+  const few = await measure(1000)
+  const many = [await measure(8000), await measure(8000)]
+  for (const kind of [0, 1] as const) {
+    const best = Math.min(...many.map((times) => times[kind]))
+    // Eight times as long, with room for what else is going on; the square would be 64 times as long.
+    assert.ok(best < 25 * few[kind], `${few[kind]} ms, then ${best} ms`)
+  }
 })
 
 test('saying that claims are alive waits for none that is being settled', async (t) => {
@@ -455,4 +459,91 @@ test('what waits for its retry keeps its place while the queue clock is set back
   assert.deepEqual([await placeOf(retry!), await placeOf(stray!)], [before, -1e8])
   await sql`select waybill.gather_strays()`
   assert.deepEqual([await placeOf(retry!), await placeOf(stray!)], [before, 0])
+})
+
+test('a place in the month that is given back is taken off this month’s attempts, and off nothing else', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme'), ('other', 'other')`
+  await sql`
+    insert into waybill.usage (tenant_id, month, metric, count)
+    select tenant, date_trunc('month', now() at time zone 'utc')::date - ago * interval '1 month', metric, 5
+    from unnest(array['acme', 'other']) tenant, generate_series(0, 1) ago, unnest(array['attempts', 'events']::waybill.metered[]) metric`
+  await sql`select waybill.refund_attempts(array['acme', 'acme'])`
+  const changed = await sql<{ tenant_id: string; metric: string; is_now: boolean; count: number }[]>`
+    select tenant_id, metric, month = date_trunc('month', now() at time zone 'utc')::date as is_now, count::int from waybill.usage where count <> 5`
+  assert.deepEqual([...changed], [{ tenant_id: 'acme', metric: 'attempts', is_now: true, count: 3 }])
+})
+
+/** An endpoint whose breaker is open, with so many deliveries; `held` says which of them are held, oldest first. */
+async function startFailing(sql: Pool, held: boolean[]) {
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  const endpoint = randomUUID()
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret) values ('acme', ${endpoint}, 'http://x', array['*'], '')`
+  const ids: string[] = []
+  for (const isHeld of held) {
+    const [row] = await sql<{ id: string }[]>`
+      with e as (insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count) values ('acme', waybill.make_id(clock_timestamp()), 'a', '{}', 1) returning event_id)
+      insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
+      select 'acme', waybill.make_delivery_id(event_id), event_id, ${endpoint}, 'a', ${isHeld}, now() from e returning delivery_id as id`
+    ids.push(row!.id)
+  }
+  const queued = ids.filter((_, index) => !held[index])
+  if (queued.length > 0)
+    await sql`
+      select waybill.enqueue_new(${queued.map(() => 'acme')}::text[], ${queued}::uuid[], ${queued.map(() => 1)}::float8[], ${queued.map(() => false)}::boolean[], null)`
+  await sql`
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, breaker, breaker_since, next_probe_at)
+    values ('acme', ${endpoint}, ${ids.length}, ${ids.length - queued.length}, 'open', now(), now() + interval '1 hour')`
+  return { endpoint, ids }
+}
+
+test('of what is put away for a failing endpoint the probe alone has the next one made soon', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [false, false])
+  const [other, probe] = ids as [string, string]
+  await sql`update waybill.endpoint_stats set probing = ${probe}`
+  await sql`select * from waybill.claim_due(false, true, 10, 1000)`
+  const putAway = async (id: string) => {
+    await sql`select waybill.hold_claims(array['acme'], array[${id}]::uuid[], array[${endpoint}]::uuid[], array[null]::uuid[], array[0], false)`
+    const [row] = await sql`
+      select held::int, probing, next_probe_at < now() + interval '10 seconds' as is_soon from waybill.endpoint_stats`
+    return { ...row }
+  }
+  assert.deepEqual(await putAway(other), { held: 1, probing: probe, is_soon: false })
+  assert.deepEqual(await putAway(probe), { held: 2, probing: probe, is_soon: true })
+})
+
+test('the oldest that is held is probed with where what was asked for is not held any more', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [true, true, false])
+  await sql`update waybill.endpoint_stats set probing = ${ids[2]!}, next_probe_at = now()`
+  await sql`
+    select * from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds')`
+  const [standing] = await sql`select probing, held::int from waybill.endpoint_stats`
+  assert.deepEqual({ ...standing }, { probing: ids[0], held: 1 })
+})
+
+test('the retry for which an ordered endpoint’s others wait is claimed as soon as it is hurried', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [false, true])
+  await sql`update waybill.endpoints set ordered = true`
+  await sql`update waybill.endpoint_stats set breaker = 'closed'`
+  await sql`
+    update pgboss.job set state = 'retry', retry_count = 1, start_after = now() + interval '1 hour',
+      priority = waybill.retry_priority(now() + interval '1 hour') where name = 'deliveries'`
+  await sql`select waybill.hurry_ordered('acme', ${endpoint})`
+  const claimed = await sql<{ id: string }[]>`select delivery_id as id from waybill.claim_due(true, true, 10, 1000)`
+  assert.deepEqual([...claimed], [{ id: ids[0] }])
+})
+
+test('what is put away after it was counted gives its places in the month back', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [false, false])
+  await sql`update waybill.endpoint_stats set breaker = 'closed'`
+  await sql`select * from waybill.claim_due(false, true, 10, 1000)`
+  const attempts = async () => (await sql`select count::int from waybill.usage where metric = 'attempts'`)[0]?.count
+  assert.equal(await attempts(), 2)
+  await sql`select waybill.hold_claims(array['acme'], array[${ids[0]!}]::uuid[], array[${endpoint}]::uuid[], array[null]::uuid[], array[0], true)`
+  assert.equal(await attempts(), 1)
 })

@@ -1,7 +1,11 @@
 import assert from 'node:assert/strict'
 import { after, describe, test } from 'node:test'
+import { openDb } from '../../src/db/open.ts'
 import { identifier } from '../../src/db/statement.ts'
-import type { Scope } from '../support/cleanup.ts'
+import { createRateCounter } from '../../src/flow/rate-limit.ts'
+import { createLog } from '../../src/log.ts'
+import { firstOfNextMonth } from '../../src/month.ts'
+import { cleanUp, type Scope } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
 import { settled } from '../support/lanes.ts'
 import { rawRequest } from '../support/raw-http.ts'
@@ -459,3 +463,55 @@ test('what a tenant may attempt in a month goes before what the service allows, 
   assert.deepEqual(body.deliveries_by_status, { pending: 0, retrying: 0, delivered: 2, dead_lettered: 2 })
   assert.equal((await tenant.call('POST', `/v1/deliveries/${ids[0]}/replay`)).status, 429)
 })
+
+/** Counts requests as an API process does; what is called in one turn is one batch. */
+async function startCounting(t: Scope, windowSeconds: number) {
+  const { url, sql } = await createDatabase(t)
+  const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1 })
+  cleanUp(t, () => pool.end())
+  return { sql, count: createRateCounter(pool, windowSeconds) }
+}
+
+test('of requests that are counted together each has the place of its own tenant and action', async (t) => {
+  const { count } = await startCounting(t, 86_400)
+  const asked = [
+    ['zeta', 'read'],
+    ['acme', 'read'],
+    ['acme', 'deliveries:replay'],
+    ['zeta', 'read'],
+    ['acme', 'read'],
+    ['zeta', 'endpoints:write'],
+  ] as const
+  const batch = async () => {
+    const places = await Promise.all(asked.map(([tenantId, action]) => count({ tenantId, action, limit: 10 })))
+    return places.map((place) => place.count)
+  }
+  assert.deepEqual(await batch(), [1, 1, 1, 2, 2, 1])
+  assert.deepEqual(await batch(), [3, 3, 2, 4, 4, 2])
+})
+
+test('a request whose window has ended meanwhile counts in the next one, which others have begun and filled', async (t) => {
+  const { sql, count } = await startCounting(t, 86_400)
+  const asked = { tenantId: 'acme', action: 'read', limit: 5 } as const
+  await count(asked)
+  const [next] = await sql<{ start: Date }[]>`
+    update waybill.rate_windows set window_start = window_start + interval '1 day', count = 5 returning window_start as start`
+  for (const place of [6, 7]) {
+    const { count: counted, windowStart, secondsLeft } = await count(asked)
+    assert.deepEqual([counted, windowStart], [place, next?.start])
+    assert.ok(secondsLeft > 86_400, 'who is refused is told when that one ends')
+  }
+})
+
+for (const zone of ['Pacific/Kiritimati', 'America/Los_Angeles'])
+  test(`limits start anew with the month of UTC, also where it is the time of ${zone}`, (t) => {
+    const before = process.env.TZ
+    t.after(() => {
+      if (before === undefined) delete process.env.TZ
+      else process.env.TZ = before
+    })
+    process.env.TZ = zone
+    const next = (moment: string) => firstOfNextMonth(new Date(moment)).toISOString()
+    assert.equal(next('2026-11-30T23:59:59.999Z'), '2026-12-01T00:00:00.000Z')
+    assert.equal(next('2026-12-01T00:00:00.000Z'), '2027-01-01T00:00:00.000Z')
+  })
