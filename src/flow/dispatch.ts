@@ -75,8 +75,8 @@ export function startDispatcher(options: {
     }
     if (announced.first || backlog.first || mustLook) {
       const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
-      // With a single slot, the two kinds take turns.
-      const forLook = mustLook && (slots > 1 || looks % 2 === 0) ? 1 : 0
+      // For a single one, the two kinds take turns.
+      const forLook = mustLook && (free() > 1 || looks % 2 === 0) ? 1 : 0
       await fetch('first', free() - Math.max(share, forLook))
     }
     if (announced.retry || backlog.retry || mustLook) await fetch('retry', freeForRetries())

@@ -150,6 +150,16 @@ suite('the dispatcher', () => {
     await waitFor(gotRetry, { intervalMs: 5 })
   })
 
+  test('the last free slot finds first attempts that nobody has announced', async (t) => {
+    const waiting = { first: 1, retry: 0 }
+    const { inHand } = start(t, waiting, { slots: 2 })
+    await waitFor(() => inHand('first') === 1)
+    // What it was told at its start is looked for by then.
+    await new Promise((resolve) => setTimeout(resolve, 100))
+    waiting.first = 1
+    await waitFor(() => inHand('first') === 2)
+  })
+
   test('what a fetch found and did not keep takes no slot', async (t) => {
     const waiting = { first: 5000, retry: 0 }
     const { seen } = start(t, waiting, { keep: false })
