@@ -245,3 +245,33 @@ test('an attempt that lost its worker is shown also when the month has no other 
   assert.equal(receiver.receipts.length, 0)
   await assertBooks(sql)
 })
+
+test('who records late that the month allowed no attempt leaves alone the replay that has been claimed since', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(api)
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  const [id] = (await tenant.publish()).delivery_ids
+  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 2 })
+  cleanUp(t, () => pool.end())
+  const claim = createClaim(pool, 1e9)
+  const attempt = createAttempt(pool, databaseUrl)
+  const claimOne = async () => (await claim({ kind: 'first', thorough: true, max: 1 })).send[0] as Claim
+
+  await sql`update waybill.tenants set limits = '{"monthly_attempts": 0}'`
+  const late = await claimOne()
+  assert.equal(late.withinQuota, false)
+  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = 'deliveries'`
+  assert.equal((await sql`select * from waybill.take_back('10 seconds', 3, 5, 10, true)`).length, 1)
+  await sql`update waybill.tenants set limits = '{}'`
+  assert.equal((await attempt(await claimOne(), 200)).settled, true)
+  assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202)
+  const replayed = await claimOne()
+  assert.deepEqual([replayed.job, replayed.attemptNumber], [late.job, 3])
+
+  assert.equal((await attempt(late, null)).settled, false)
+  assert.equal((await attempt(replayed, 200)).settled, true)
+  const { status, attempt_count } = (await tenant.call('GET', `/v1/deliveries/${id}`)).body
+  assert.deepEqual([status, attempt_count], ['delivered', 3])
+  await assertBooks(sql)
+})

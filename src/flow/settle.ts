@@ -1,7 +1,7 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db } from '../db/open.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES } from '../queue.ts'
-import { fenceOf, unbundle } from './claim.ts'
+import { fenceOf, fromClaims, unbundle } from './claim.ts'
 import type { AttemptRecord } from './record.ts'
 
 /** How a delivery stands after an attempt: finished, waiting for a retry, or dead-lettered for a reason. */
@@ -29,11 +29,23 @@ async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRe
 }
 
 /**
+ * Without what the month forbade and has been claimed again. An attempt that was made is told from a later one by its number, which
+ * is stored but once; this is none, and a replay's job has the same id and retry count.
+ */
+async function leaveReclaimed(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
+  const unmade = attempts.filter(({ outcome }) => outcome === null).map(({ claim }) => claim)
+  if (unmade.length === 0) return attempts
+  const [still] = await sql<{ ids: string[] }[]>`select array_agg(c.id) as ids ${fromClaims(unmade)}`
+  const ids = new Set(still?.ids)
+  return attempts.filter(({ claim, outcome }) => outcome !== null || ids.has(claim.deliveryId))
+}
+
+/**
  * Returns how each attempt of a batch ends. Jobs of failed attempts are settled here, since pg-boss decides on retries and their
  * backoff; failed attempts whose job has been claimed again are left out. The other jobs remain to be finished.
  */
 export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Result[]> {
-  const attempts = await spareMoved(sql, made)
+  const attempts = await spareMoved(sql, await leaveReclaimed(sql, made))
   const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
   const retries = new Map<string, Date | null>()
   if (failed.length > 0) {

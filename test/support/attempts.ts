@@ -7,14 +7,18 @@ import { createBoss } from '../../src/queue.ts'
 const log = createLog('warn')
 const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSeconds: 1, disableAfterSeconds: 0 }
 
-/** Records attempts as a worker does, as if they had been answered with the given status; what is called in one turn is one batch. */
+/**
+ * Records attempts as a worker does, as if they had been answered with the given status, or with null as if the month had not allowed
+ * them; what is called in one turn is one batch.
+ */
 export function createAttempt(
   pool: Pool,
   databaseUrl: string,
-): (claim: Claim, statusCode: number) => Promise<Recorded> {
+): (claim: Claim, statusCode: number | null) => Promise<Recorded> {
   const record = createRecord({ pool, boss: createBoss(databaseUrl, log), log, rules })
-  return (claim, statusCode) =>
-    record({
+  return (claim, statusCode) => {
+    if (statusCode === null) return record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
+    return record({
       claim,
       outcome: {
         startedAt: performance.now(),
@@ -28,4 +32,5 @@ export function createAttempt(
       },
       verdict: statusCode === 200 ? { kind: 'delivered' } : { kind: 'failed', notBeforeSeconds: 0 },
     })
+  }
 }
