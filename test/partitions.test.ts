@@ -149,3 +149,28 @@ test('of two that make the same partitions at once one makes them, and neither f
   assert.equal(ended?.status, 'fulfilled')
   assert.deepEqual(await kindsOf(sql, day), KINDS)
 })
+
+test('who would wait for retention, while that waits for it, makes its partitions later', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const day = await dayAhead(sql, 6)
+  await dropDay(sql, day)
+  const retention = newSession()
+  await retention`begin`
+  await retention`lock table only waybill.events in share update exclusive mode`
+  let alone: Promise<unknown> | undefined
+  await sql.begin(async (making) => {
+    // As of the first moment of making one, when it reads what the table is like.
+    await making`lock table only waybill.events in access share mode`
+    alone = Promise.allSettled([retention`lock table only waybill.events in access exclusive mode`])
+    const waits = () =>
+      sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+    await waitFor(async () => (await waits()).length > 0, { intervalMs: 5, what: 'retention to wait' })
+    await making`select waybill.make_partitions(7)`
+  })
+  const [locked] = (await alone) as PromiseSettledResult<unknown>[]
+  assert.equal(locked?.status, 'fulfilled')
+  await retention`rollback`
+  assert.deepEqual(await kindsOf(sql, day), [])
+  await sql`select waybill.make_partitions(7)`
+  assert.deepEqual(await kindsOf(sql, day), KINDS)
+})
