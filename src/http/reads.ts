@@ -2,6 +2,7 @@ import type { HttpBindings } from '@hono/node-server'
 import type { Context } from 'hono'
 import type { Pool } from '../db/open.ts'
 import { createRequestRoom } from '../room.ts'
+import { jsonBytes } from './json-bytes.ts'
 import type { Env } from './route.ts'
 
 /**
@@ -45,7 +46,7 @@ export function createReads(pool: Pool): Reads {
     turns.run(tenantId, 1, async () => {
       const found = await read(pool)
       // As text it would be copied once more for the socket.
-      const body = Buffer.from(typeof found === 'string' ? found : JSON.stringify(found))
+      const body = typeof found === 'string' ? Buffer.from(found) : await jsonBytes(found)
       if (body.length > SMALL_BYTES) await takeRoom(c, tenantId, body.length)
       return c.body(body, 200, { 'content-type': 'application/json' })
     })
