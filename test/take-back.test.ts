@@ -4,6 +4,7 @@ import { openDb, type Pool } from '../src/db/open.ts'
 import { type Claim, createClaim } from '../src/flow/claim.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'
+import { createBoss, stopBoss } from '../src/queue.ts'
 import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
@@ -273,5 +274,48 @@ test('who records late that the month allowed no attempt leaves alone the replay
   assert.equal((await attempt(replayed, 200)).settled, true)
   const { status, attempt_count } = (await tenant.call('GET', `/v1/deliveries/${id}`)).body
   assert.deepEqual([status, attempt_count], ['delivered', 3])
+  await assertBooks(sql)
+})
+
+test('nobody takes back what the month allowed no attempt while that is being recorded', async (t) => {
+  const { url, sql, newSession } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  for (let i = 0; i < 2; i++) await tenant.publish()
+  const log = createLog('silent')
+  const pool = openDb(url, { log, name: 'test', max: 1, patienceMs: 60_000 })
+  cleanUp(t, () => pool.end())
+  const boss = createBoss(url, log)
+  await boss.start()
+  cleanUp(t, () => stopBoss(boss))
+  await sql`update waybill.tenants set limits = '{"monthly_attempts": 1}'`
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 2 })
+  const [failed, forbidden] = send as [Claim, Claim]
+  assert.deepEqual([failed.bundle, failed.withinQuota, forbidden.withinQuota], [null, true, false])
+  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${forbidden.deliveryId}`
+
+  const { promise: released, resolve: release } = Promise.withResolvers<void>()
+  const { promise: locked, resolve: isLocked } = Promise.withResolvers<void>()
+  const locking = newSession().begin(async (own) => {
+    await own`select from pgboss.job where id = ${failed.deliveryId} for update`
+    isLocked()
+    await released
+  })
+  await locked
+  const attempt = createAttempt(pool, url, boss)
+  const recorded = Promise.all([attempt(failed, 500), attempt(forbidden, null)])
+  await waitFor(
+    async () =>
+      (await sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).length >
+      0,
+  )
+  const back = await sql`select delivery_id from waybill.take_back('10 seconds', 3, 5, 10, true)`
+  release()
+  await locking
+  assert.deepEqual(back, [])
+  assert.deepEqual(
+    (await recorded).map(({ settled }) => settled),
+    [true, true],
+  )
   await assertBooks(sql)
 })

@@ -178,17 +178,21 @@ export const fenceOf = ({ bundle, job }: ClaimedJob) => `${bundle ?? job.id}:${j
 /**
  * The end of a `select` from claims, as `c` (tenant_id, id, endpoint_id, bundle, n), without those whose job has been claimed again
  * since. Their fence does not always tell: a job that is released or replayed may have the id and the retry count that it had.
- * When it was claimed does. One row of aggregates, or none.
+ * When it was claimed does. The jobs are locked, bundles in the order in which whoever settles them does, so that nobody takes them
+ * back before the transaction has put them away. One row of aggregates, or none.
  */
 export function fromClaims(claims: ClaimedJob[]): Fragment {
   const column = <T extends string | number | null>(read: (claim: ClaimedJob) => T) => claims.map(read)
   return fragment`
-    from unnest(${column((claim) => claim.tenantId)}::text[], ${column((claim) => claim.deliveryId)}::uuid[], ${column((claim) => claim.endpointId)}::uuid[],
+    from (select * from unnest(${column((claim) => claim.tenantId)}::text[], ${column((claim) => claim.deliveryId)}::uuid[], ${column((claim) => claim.endpointId)}::uuid[],
       ${column((claim) => claim.bundle)}::uuid[], ${column(({ job }) => job.retryCount)}::int[], ${column((claim) => claim.claimedAtMs)}::float8[])
-      as c (tenant_id, id, endpoint_id, bundle, n, claimed_ms)
+      as u (tenant_id, id, endpoint_id, bundle, n, claimed_ms) order by coalesce(bundle, id)) c
     cross join lateral (
-      select started_on from pgboss.job j where j.name = ${DELIVERIES} and j.id = coalesce(c.bundle, c.id) offset 0) j
-    where j.started_on <= to_timestamp(claimed_ms / 1000) having count(*) > 0`
+      select from pgboss.job j
+      where j.name = ${DELIVERIES} and j.id = coalesce(c.bundle, c.id) and j.state = 'active' and j.retry_count = c.n
+        and j.started_on <= to_timestamp(claimed_ms / 1000)
+      for no key update offset 0) j
+    having count(*) > 0`
 }
 
 /** Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. */

@@ -45,14 +45,14 @@ async function leaveReclaimed(sql: Db, attempts: AttemptRecord[]): Promise<Attem
  * backoff; failed attempts whose job has been claimed again are left out. The other jobs remain to be finished.
  */
 export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Result[]> {
+  const bundles = made.flatMap(({ claim: { bundle } }) => bundle ?? [])
+  // All of the batch at once: those of the others are locked later, and who holds these might wait for them.
+  if (bundles.length > 0)
+    await sql`select from pgboss.job where name = ${DELIVERIES} and id = any(${bundles}::uuid[]) order by id for no key update`
   const attempts = await spareMoved(sql, await leaveReclaimed(sql, made))
   const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
   const retries = new Map<string, Date | null>()
   if (failed.length > 0) {
-    const bundles = attempts.flatMap(({ claim: { bundle } }) => bundle ?? [])
-    // All of the batch at once: those of the others are locked later, and who holds these might wait for them.
-    if (bundles.length > 0)
-      await sql`select from pgboss.job where name = ${DELIVERIES} and id = any(${bundles}::uuid[]) order by id for no key update`
     await unbundle(
       sql,
       failed.map(({ claim }) => claim),

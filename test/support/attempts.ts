@@ -9,13 +9,14 @@ const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSe
 
 /**
  * Records attempts as a worker does, as if they had been answered with the given status, or with null as if the month had not allowed
- * them; what is called in one turn is one batch.
+ * them; what is called in one turn is one batch. A dead letter needs a `boss` that has been started.
  */
 export function createAttempt(
   pool: Pool,
   databaseUrl: string,
+  boss = createBoss(databaseUrl, log),
 ): (claim: Claim, statusCode: number | null) => Promise<Recorded> {
-  const record = createRecord({ pool, boss: createBoss(databaseUrl, log), log, rules })
+  const record = createRecord({ pool, boss, log, rules })
   return (claim, statusCode) => {
     if (statusCode === null) return record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
     return record({
