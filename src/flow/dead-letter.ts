@@ -1,4 +1,5 @@
 import type { PgBoss } from 'pg-boss'
+import { isRefusal } from '../db/errors.ts'
 import { type Db, type Pool, transact } from '../db/open.ts'
 import { fragment } from '../db/statement.ts'
 import type { Log } from '../log.ts'
@@ -22,56 +23,66 @@ type DeadLetter = {
   attempt_count: number
 }
 
+type Job = { id: string; sourceId?: string | null; data: DeliveryJob & { delivery_id?: string } }
+
 /**
- * Takes one batch from the dead letter queue, in one transaction, and returns how many jobs it held. Most of their deliveries
- * were dead-lettered with their last attempt; the others lost their worker in it and are marked `worker_lost` here. Only who
- * removes the failed job may mark the delivery, so a replay that was faster wins.
+ * Takes one batch from the dead letter queue, in one transaction, and returns how many jobs it held: what was fetched and then not
+ * done would be left alone for a minute.
  */
 export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promise<number> {
-  const jobs = await boss.fetch<DeliveryJob & { delivery_id?: string }>(DEAD_LETTERS, {
-    batchSize: MAX_BATCH,
-    includeMetadata: true,
-    db: bossDb(pool),
+  const fetch = (sql: Db): Promise<Job[]> =>
+    boss.fetch<Job['data']>(DEAD_LETTERS, { batchSize: MAX_BATCH, includeMetadata: true, db: bossDb(sql) })
+  const { taken, letters } = await transact(pool, async (sql) => {
+    const jobs = await fetch(sql)
+    return { taken: jobs.length, letters: jobs.length === 0 ? [] : await settle(sql, boss, jobs) }
+  }).catch(async (error: unknown) => {
+    // That minute is what lets the others through, should one of these be at fault.
+    if (isRefusal(error)) await fetch(pool)
+    throw error
   })
-  if (jobs.length === 0) return 0
+  for (const letter of letters) log.warn({ ...letter }, 'delivery.dead_lettered')
+  return taken
+}
+
+/**
+ * Most of the deliveries were dead-lettered with their last attempt; the others lost their worker in it and are marked `worker_lost`
+ * here. Only who removes the failed job may mark the delivery, so a replay that was faster wins.
+ */
+async function settle(sql: Db, boss: PgBoss, jobs: Job[]): Promise<DeadLetter[]> {
   const tenants = jobs.map((job) => job.data.tenant_id)
   const deliveries = jobs.map((job) => job.data.delivery_id ?? job.sourceId ?? job.id)
   const sorted = deliveries.toSorted()
   const within = fragment`d.delivery_id between waybill.first_delivery_id(${sorted[0] as string}) and waybill.last_delivery_id(${sorted.at(-1) as string})`
-  const lines = await transact(pool, async (sql) => {
-    await sql`
-      with failed as (
-        delete from pgboss.job where name = ${DELIVERIES} and id = any(${deliveries}::uuid[]) and state = 'failed'
-        returning id, data ->> 'tenant_id' as tenant_id, retry_count + 1 as tries
-      ), lost as (
-        select d.tenant_id, d.delivery_id, d.endpoint_id, p.url, d.status, d.attempt_count, d.earlier_attempts + f.tries as made
-        from failed f
-        join waybill.deliveries d on d.tenant_id = f.tenant_id and d.delivery_id = f.id
-        join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
-        where d.status in ('pending', 'retrying') and ${within} for update of d
-      )
-      select waybill.record_lost(array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(url), array_agg(made),
-        array_agg(attempt_count), array_agg(status))
-      from lost having count(*) > 0`
-    await boss.deleteJob(
-      DEAD_LETTERS,
-      jobs.map((job) => job.id),
-      { db: bossDb(sql) },
+  await sql`
+    with failed as (
+      delete from pgboss.job where name = ${DELIVERIES} and id = any(${deliveries}::uuid[]) and state = 'failed'
+      returning id, data ->> 'tenant_id' as tenant_id, retry_count + 1 as tries
+    ), lost as (
+      select d.tenant_id, d.delivery_id, d.endpoint_id, p.url, d.status, d.attempt_count, d.earlier_attempts + f.tries as made
+      from failed f
+      join waybill.deliveries d on d.tenant_id = f.tenant_id and d.delivery_id = f.id
+      join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
+      where d.status in ('pending', 'retrying') and ${within} for update of d
     )
-    const letters = await sql<DeadLetter[]>`
-      select d.tenant_id, d.delivery_id, d.event_id, d.endpoint_id, d.event_type, d.dead_letter_reason, d.attempt_count
-      from unnest(${tenants}::text[], ${deliveries}::uuid[]) as j (tenant_id, delivery_id) join waybill.deliveries d using (tenant_id, delivery_id)
-      where d.status = 'dead_lettered' and ${within}`
-    await announce(
-      sql,
-      letters.filter(
-        (letter) => !OPERATIONAL.has(letter.event_type) && letter.dead_letter_reason !== 'monthly_attempt_limit',
-      ),
-    )
-    return letters
-  })
-  for (const line of lines) log.warn({ ...line }, 'delivery.dead_lettered')
-  return jobs.length
+    select waybill.record_lost(array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(url), array_agg(made),
+      array_agg(attempt_count), array_agg(status))
+    from lost having count(*) > 0`
+  await boss.deleteJob(
+    DEAD_LETTERS,
+    jobs.map((job) => job.id),
+    { db: bossDb(sql) },
+  )
+  const letters = await sql<DeadLetter[]>`
+    select d.tenant_id, d.delivery_id, d.event_id, d.endpoint_id, d.event_type, d.dead_letter_reason, d.attempt_count
+    from unnest(${tenants}::text[], ${deliveries}::uuid[]) as j (tenant_id, delivery_id) join waybill.deliveries d using (tenant_id, delivery_id)
+    where d.status = 'dead_lettered' and ${within}`
+  await announce(
+    sql,
+    letters.filter(
+      (letter) => !OPERATIONAL.has(letter.event_type) && letter.dead_letter_reason !== 'monthly_attempt_limit',
+    ),
+  )
+  return letters
 }
 
 async function announce(sql: Db, letters: DeadLetter[]): Promise<void> {
