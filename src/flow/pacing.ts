@@ -14,6 +14,9 @@ export function createTurns(perTurn: number): () => Promise<void> {
     })
 }
 
+/** For what takes milliseconds of the event loop: one such piece of work in each turn, between which everybody else is served. */
+export const heavyTurn = createTurns(1)
+
 /** Waits until `moment` (by performance.now()). Rejects with the signal's reason if that aborts first. */
 export const until = (moment: number, signal: AbortSignal): Promise<void> =>
   sleep(Math.max(0, moment - performance.now()), undefined, { signal }).catch(() => {

@@ -4,6 +4,7 @@ import { textList } from '../db/statement.ts'
 import { isSameJson } from '../json.ts'
 import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
+import { heavyTurn } from './pacing.ts'
 
 /** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
 type PublishLimits = {
@@ -139,7 +140,9 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     return await room.run(tenantId, bytes, async () => {
       const [original] = await pool<{ payload: string }[]>`
         select payload from waybill.events where tenant_id = ${tenantId} and event_id = ${row.event_id}`
-      return original ? isSameJson(event.payload, original.payload) : null
+      if (!original) return null
+      await heavyTurn()
+      return isSameJson(event.payload, original.payload)
     })
   }
 

@@ -1,10 +1,7 @@
-import { createTurns } from '../flow/pacing.ts'
+import { heavyTurn } from '../flow/pacing.ts'
 
 /** Of a list, what is written in one turn of the event loop. A page of 24 MiB would take a tenth of a second at a stretch. */
 const PIECE_LENGTH = 64 * 1024
-
-/** One for all lists: else each that is being written would have a piece in every turn. */
-const turn = createTurns(1)
 
 /**
  * `JSON.stringify(value)` in UTF-8. The items of a list, an object's `data`, are written in pieces, between which everybody else is
@@ -22,7 +19,7 @@ export async function jsonBytes(value: { data?: unknown }): Promise<Buffer<Array
     if (text.length < PIECE_LENGTH) continue
     pieces.push(Buffer.from(text))
     text = ''
-    await turn()
+    await heavyTurn()
   }
   pieces.push(Buffer.from(text + frame.slice(start)))
   return Buffer.concat(pieces)
