@@ -33,6 +33,10 @@ const getEndpointHealth = createRoute({
           attempts: count.openapi({ description: 'In the window: this hour and the 23 before it.', example: 40 }),
           success_rate: rate.openapi({ description: 'Of those attempts; null without any.', example: 0.95 }),
           failure_rate: rate.openapi({ example: 0.05 }),
+          mean_duration_ms: z.int().min(0).nullable().openapi({
+            description: 'Of those attempts that got a whole response; null without any.',
+            example: 87,
+          }),
           recent_status_codes: z
             .array(z.int().nullable())
             .openapi({ description: 'The last 20, newest first; null for no response.', example: [200, 503, null] }),
@@ -52,6 +56,7 @@ type Row = StandingRow & {
   endpoint_id: string
   attempts: number
   successes: number
+  mean_duration_ms: number | null
   recent_status_codes: (number | null)[] | null
   last_success_at: Date | null
   last_failure_at: Date | null
@@ -65,13 +70,14 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
     const endpointId = recordId(params.endpoint_id, 'endpoint_not_found')
     return await reads(c, tenantId, async (sql) => {
       const [row] = await sql<Row[]>`
-        select endpoints.endpoint_id, is_active, ${standingColumns}, w.attempts, w.successes, s.recent_status_codes, s.last_success_at, s.last_failure_at,
+        select endpoints.endpoint_id, is_active, ${standingColumns}, w.attempts, w.successes, w.mean_duration_ms, s.recent_status_codes, s.last_success_at, s.last_failure_at,
           coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
         from waybill.endpoints
         left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
         cross join lateral (
           select coalesce(sum(attempts), 0)::float8 as attempts,
-            coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes
+            coalesce(sum(attempts) filter (where status_code between 200 and 299), 0)::float8 as successes,
+            round(sum(duration_ms) filter (where status_code > 0) / sum(attempts) filter (where status_code > 0))::float8 as mean_duration_ms
           from waybill.attempt_counts c
           where c.tenant_id = endpoints.tenant_id and c.endpoint_id = endpoints.endpoint_id
             and c.hour > date_trunc('hour', now(), 'utc') - ${WINDOW_HOURS} * interval '1 hour') w
@@ -85,6 +91,7 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
         attempts: row.attempts,
         success_rate: successRate,
         failure_rate: successRate === null ? null : (row.attempts - row.successes) / row.attempts,
+        mean_duration_ms: row.mean_duration_ms,
         recent_status_codes: row.recent_status_codes ?? [],
         last_success_at: row.last_success_at,
         last_failure_at: row.last_failure_at,

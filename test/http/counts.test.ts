@@ -37,8 +37,11 @@ const endpoints: Endpoint[] = []
 async function countRecords() {
   const byStatus = await sql<{ status: string; endpoint_id: string; n: number }[]>`
     select status, endpoint_id, count(*)::int as n from waybill.deliveries where tenant_id = ${tenant.tenantId} group by 1, 2`
-  const attempts = await sql<{ status_code: number | null; endpoint_id: string; n: number; retries: number }[]>`
-    select status_code, endpoint_id, count(*)::int as n, count(*) filter (where attempt_number > 1)::int as retries
+  const attempts = await sql<
+    { status_code: number | null; endpoint_id: string; n: number; retries: number; ms: number }[]
+  >`
+    select status_code, endpoint_id, count(*)::int as n, count(*) filter (where attempt_number > 1)::int as retries,
+      sum(duration_ms)::int as ms
     from waybill.attempts where tenant_id = ${tenant.tenantId} group by 1, 2`
   const [made] = await sql<{ n: number }[]>`
     select coalesce(sum(attempt_count), 0)::int as n from waybill.deliveries where tenant_id = ${tenant.tenantId}`
@@ -48,6 +51,11 @@ async function countRecords() {
     deliveries: (status: string, endpoint?: string) =>
       sum(byStatus, (row) => row.status === status && (endpoint === undefined || row.endpoint_id === endpoint)),
     attempts: (wanted: (row: (typeof attempts)[number]) => boolean = () => true) => sum(attempts, wanted),
+    meanMs: (endpoint: string) => {
+      const answered = attempts.filter((row) => row.endpoint_id === endpoint && row.status_code !== null)
+      const ms = answered.reduce((total, row) => total + row.ms, 0)
+      return answered.length === 0 ? null : Math.round(ms / sum(answered, () => true))
+    },
     codes: [...new Set(attempts.map((row) => row.status_code))],
     retries: attempts.reduce((total, row) => total + row.retries, 0),
     attemptCounts: made?.n,
@@ -75,6 +83,7 @@ async function assertAgreement() {
     assert.equal(health.attempts, attempts)
     assert.equal(health.success_rate, attempts === 0 ? null : successes / attempts)
     assert.equal(health.failure_rate, attempts === 0 ? null : (attempts - successes) / attempts)
+    assert.equal(health.mean_duration_ms, records.meanMs(endpoint_id))
     assert.equal(
       health.pending_count,
       records.deliveries('pending', endpoint_id) + records.deliveries('retrying', endpoint_id),
@@ -230,8 +239,9 @@ test('a 2xx that the receiver breaks off is a failure in every number', async (t
   await owner.publish()
   const health = async () => (await owner.call('GET', `/v1/endpoints/${endpoint_id}/health`)).body
   await waitFor(async () => (await health()).dead_letter_count === 1, { timeoutMs: 30_000, what: 'its end' })
-  const { success_rate, failure_rate, recent_status_codes, last_success_at } = await health()
+  const { success_rate, failure_rate, mean_duration_ms, recent_status_codes, last_success_at } = await health()
   assert.deepEqual([success_rate, failure_rate, recent_status_codes, last_success_at], [0, 1, [200, 200], null])
+  assert.equal(mean_duration_ms, null)
   const { body } = await owner.call('GET', '/v1/metrics/summary')
   assert.deepEqual(body.attempts_by_status_code, { none: 2 })
 })
