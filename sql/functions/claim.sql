@@ -116,7 +116,7 @@ begin
   ), metered as (
     -- How many of these are beyond the quota: the last ones.
     select tenant_id, c.count - coalesce((t.limits ->> 'monthly_attempts')::bigint, monthly_attempts) as beyond
-    from counted c join waybill.tenants t using (tenant_id)
+    from counted c cross join lateral (select limits from waybill.tenants t where t.tenant_id = c.tenant_id offset 0) t
   )
   select j.tenant_id, j.delivery_id, j.retry_count, j.slot, j.bundle, j.status, j.attempt_count, j.earlier_attempts, j.event_id,
     j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.sendable,

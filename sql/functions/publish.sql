@@ -128,19 +128,22 @@ begin
   end if;
 
   -- 3. Match. Where deliveries are held, or paced, new ones stand in line behind them.
-  with kinds as materialized (
-    select distinct tenant_id, event_type from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null
-  ), turns as materialized (
-    -- A tenant's turn is shared by its endpoints that have a backlog; one of 64 counts in full, a smaller one as the part that it is.
-    select tenant_id, (select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 from waybill.endpoint_stats b
-                       where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held) as step
-    from (select distinct tenant_id from kinds) t
-  )
   select array_agg(k.tenant_id), array_agg(k.event_type), array_agg(e.endpoint_id),
     array_agg(coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null),
     array_agg(greatest(s.tag, clock.tag)), array_agg(k.step), max(clock.tag)
   into match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, clock_tag
-  from (select * from kinds join turns using (tenant_id)) k
+  from (
+    select tenant_id, unnest(kinds) as event_type, step
+    from (
+      select tenant_id, array_agg(distinct event_type) as kinds
+      from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null group by tenant_id
+    ) t
+    -- A tenant's turn is shared by its endpoints that have a backlog; one of 64 counts in full, a smaller one as the part that it is.
+    cross join lateral (
+      select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 as step from waybill.endpoint_stats b
+      where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held offset 0
+    ) turn
+  ) k
   cross join lateral (
     select * from waybill.endpoints e
     where e.tenant_id = k.tenant_id and e.is_active and e.subscribed_events && array[k.event_type, '*'] offset 0
@@ -171,8 +174,7 @@ begin
       insert into waybill.usage as u (tenant_id, month, metric, count)
       select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
       -- Rows of the one table before those of the other.
-      cross join (select count(*) from tallied) before
-      where out is null group by tenant_id order by tenant_id
+      where out is null and (select count(*) from tallied) >= 0 group by tenant_id order by tenant_id
       on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
       returning tenant_id, count
     )
@@ -291,8 +293,7 @@ begin
   ), used as (
     insert into waybill.usage as u (tenant_id, month, metric, count)
     select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
-    cross join (select count(*) from tallied) before
-    where out is null and not counted_early group by tenant_id order by tenant_id
+    where out is null and not counted_early and (select count(*) from tallied) >= 0 group by tenant_id order by tenant_id
     on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
     returning tenant_id, count
   ), noted as (
@@ -300,8 +301,7 @@ begin
     select d.tenant_id, d.endpoint_id, count(*), count(*) filter (where d.held),
       coalesce(clock_tag + sum(d.step) filter (where not d.held), 0)
     from unnest(new_tenants, new_endpoints, new_held, new_steps) as d (tenant_id, endpoint_id, held, step)
-    cross join (select count(*) from used) before
-    group by d.tenant_id, d.endpoint_id order by d.tenant_id, d.endpoint_id
+    where (select count(*) from used) >= 0 group by d.tenant_id, d.endpoint_id order by d.tenant_id, d.endpoint_id
     on conflict (tenant_id, endpoint_id) do update set
       pending = s.pending + excluded.pending, held = s.held + excluded.held,
       tag = case when excluded.tag > 0 then greatest(s.tag, clock_tag) + excluded.tag - clock_tag else s.tag end
