@@ -18,6 +18,7 @@ import {
   measureLatency,
   measurePublish,
   measureSteady,
+  measureTenants,
   queueWarmUp,
   register,
   warmUp,
@@ -29,7 +30,7 @@ import { busyShare, memoryOfTree } from './bench/usage.ts'
 const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE] [--apis N] [--workers N] [--profile FOLDER]
 
   --quick            shorter runs and 20,000 deliveries to drain instead of 50,000
-  --only PART,…      of ceilings, publish, drain, both, fanout, latency; ceilings are needed for the ratios;
+  --only PART,…      of ceilings, publish, drain, both, fanout, tenants, latency; ceilings are needed for the ratios;
                      steady, which runs only when named: ten minutes at one rate, and what memory does (--quick: one);
                      neighbours, likewise: what a tenant, and a tenant's healthy endpoint,
                      notice of another endpoint that hangs, fails, is slow, refuses, is inactive or comes back,
@@ -40,7 +41,7 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
   --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
 `
 
-const USUAL = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'latency']
+const USUAL = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'tenants', 'latency']
 const PARTS = [...USUAL, 'steady', 'held', 'neighbours']
 
 const { values: flags } = parseArgs({
@@ -148,6 +149,11 @@ async function main(): Promise<void> {
   if (parts.includes('fanout')) {
     say('fan-out')
     report.fanout = await beside(['posts', 'usualPosts'], () => measureFanout(bench))
+    noteMemory()
+  }
+  if (parts.includes('tenants')) {
+    say('many tenants')
+    report.tenants = await beside(['commits', 'posts', 'usualPosts'], () => measureTenants(bench))
     noteMemory()
   }
   if (parts.includes('latency')) {

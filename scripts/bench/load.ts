@@ -7,7 +7,8 @@ import { nowMicros, serve } from './helper.ts'
 
 export type Load = {
   ports: number[]
-  apiKey: string
+  /** Of the tenants whose turn it is, one after the other. */
+  apiKeys: string[]
   connections: number
   /** The payload of each event is this long. */
   payloadBytes: number
@@ -40,7 +41,7 @@ function makeRequest(load: Load, intendedMicros: number): string {
   const payload = `${start}${'x'.repeat(Math.max(0, load.payloadBytes - start.length - 2))}"}`
   const body = `{"event_type":"${load.eventType}","payload":${payload}}`
   return (
-    `POST /v1/events HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer ${load.apiKey}\r\ncontent-type: application/json\r\n` +
+    `POST /v1/events HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer ${load.apiKeys[keys % load.apiKeys.length]}\r\ncontent-type: application/json\r\n` +
     `idempotency-key: ${run}-${++keys}\r\ncontent-length: ${body.length}\r\n\r\n${body}`
   )
 }

@@ -51,7 +51,7 @@ export async function measureNeighbours(
   }
   const load = (apiKey: string, eventType: string, more: object) => ({
     ports: services.ports(),
-    apiKey,
+    apiKeys: [apiKey],
     eventType,
     payloadBytes: 250,
     connections: 4,

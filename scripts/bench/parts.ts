@@ -9,6 +9,7 @@ import type { Services } from './services.ts'
 
 const PAYLOAD_BYTES = 250
 const FANOUT = 10
+const TENANTS = 1000
 const STEADY_RATE = 500
 
 export type Bench = Measured & {
@@ -51,6 +52,7 @@ export type BothRun = {
   publishP99: number
   backlogSeconds: number
 }
+export type TenantsRun = { tenants: number; published: number; p50: number; p99: number; drained: DrainRun }
 export type FanoutRun = { fanout: number; published: number; deliveriesQueued: number; drained: DrainRun }
 export type LatencyRun = {
   rate: number | null
@@ -143,6 +145,26 @@ export async function register(services: Services, receiverPort: number): Promis
   return api_key
 }
 
+/** As many tenants with an endpoint each; answers with their keys. */
+async function registerMore({ services, receiverPort }: Bench): Promise<string[]> {
+  const url = `http://127.0.0.1:${services.ports()[0]}`
+  const admin = createClient(url, services.adminKey)
+  const registerOne = async (nth: number) => {
+    const tenant_id = `bench-${nth}`
+    await admin('POST', '/v1/admin/tenants', { tenant_id, tenant_slug: tenant_id })
+    const { api_key } = await admin<{ api_key: string }>('POST', '/v1/admin/api-keys', { tenant_id, name: 'bench' })
+    await createClient(url, api_key)('POST', '/v1/endpoints', {
+      url: `http://127.0.0.1:${receiverPort}/of/${nth}`,
+      subscribed_events: ['bench.one'],
+    })
+    return api_key
+  }
+  const keys: string[] = []
+  while (keys.length < TENANTS)
+    keys.push(...(await Promise.all(Array.from({ length: 10 }, (_, more) => registerOne(keys.length + more)))))
+  return keys
+}
+
 /**
  * Lets V8 compile what publishing runs, in each process: four that had 10,000 events each took a sixth longer than after 60,000.
  * Answers with how many events that took.
@@ -179,10 +201,10 @@ export async function queueWarmUp(bench: Bench, waiting: number): Promise<void> 
 const warmUpDeliveries = ({ quick }: Bench) => (quick ? 20_000 : 120_000)
 
 /** Publishes a backlog for a drain; answers with how many deliveries it is. */
-async function queueBacklog(bench: Bench, eventType = 'bench.one'): Promise<number> {
+async function queueBacklog(bench: Bench, wanted: Partial<Load> = {}): Promise<number> {
   const deliveries = bench.quick ? 20_000 : 50_000
-  const count = eventType === 'bench.ten' ? deliveries / FANOUT : deliveries
-  await publish(bench, { connections: 256, eventType, stop: { count } })
+  const count = wanted.eventType === 'bench.ten' ? deliveries / FANOUT : deliveries
+  await publish(bench, { connections: 256, ...wanted, stop: { count } })
   return deliveries
 }
 
@@ -246,8 +268,17 @@ export async function measureFanout(bench: Bench): Promise<FanoutRun> {
   const events = warmUpDeliveries(bench) / FANOUT
   const result = await publish(bench, { connections: 256, eventType: 'bench.ten', stop: { count: events } })
   const published = result.requests / result.seconds
-  const drained = await measureDrain(bench, () => queueBacklog(bench, 'bench.ten'))
+  const drained = await measureDrain(bench, () => queueBacklog(bench, { eventType: 'bench.ten' }))
   return { fanout: FANOUT, published, deliveriesQueued: published * FANOUT, drained }
+}
+
+/** Hardly two events of a batch are the same tenant's, so that each has counters of its own to move. */
+export async function measureTenants(bench: Bench): Promise<TenantsRun> {
+  const apiKeys = await registerMore(bench)
+  const count = warmUpDeliveries(bench) / 3
+  const { requests, seconds, latencies } = await publish(bench, { connections: 256, apiKeys, stop: { count } })
+  const drained = await measureDrain(bench, () => queueBacklog(bench, { apiKeys }))
+  return { tenants: TENANTS, published: requests / seconds, ...times(latencies), drained }
 }
 
 /** From the intended moment of publishing to the receipt: one at a time, or in an open loop of `rate` a second. */
@@ -302,7 +333,7 @@ type Wanted = { connections: number; stop: { count: number } | { seconds: number
 
 const request = (bench: Bench, wanted: Wanted) => ({
   ports: bench.services.ports(),
-  apiKey: bench.apiKey,
+  apiKeys: [bench.apiKey],
   payloadBytes: PAYLOAD_BYTES,
   eventType: 'bench.one',
   rate: null,

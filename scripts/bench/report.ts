@@ -1,7 +1,17 @@
 import type { Cost } from './cost.ts'
 import type { HeldRun } from './held.ts'
 import type { Neighbours } from './neighbours.ts'
-import type { Beside, BothRun, Ceilings, DrainRun, FanoutRun, LatencyRun, PublishRun, SteadyRun } from './parts.ts'
+import type {
+  Beside,
+  BothRun,
+  Ceilings,
+  DrainRun,
+  FanoutRun,
+  LatencyRun,
+  PublishRun,
+  SteadyRun,
+  TenantsRun,
+} from './parts.ts'
 
 export type Report = {
   at: string
@@ -14,6 +24,7 @@ export type Report = {
   drain?: Beside<DrainRun>
   both?: Beside<BothRun>
   fanout?: Beside<FanoutRun>
+  tenants?: Beside<TenantsRun>
   latency?: LatencyRun[]
   steady?: SteadyRun
   held?: HeldRun
@@ -87,6 +98,19 @@ export function printReport(report: Report): void {
       ofPosts(drained.perSecond, report.fanout),
     )
   }
+  if (report.tenants) {
+    const { tenants, published, p50, p99, drained } = report.tenants
+    add(
+      `${whole(tenants)} tenants in turn: publish, 256 connections`,
+      `${rate(published)}, ${times(p50, p99)}`,
+      ofCommits(published, report.tenants),
+    )
+    add(
+      `${whole(tenants)} tenants in turn: drain of ${whole(drained.deliveries)}`,
+      rate(drained.perSecond),
+      ofPosts(drained.perSecond, report.tenants),
+    )
+  }
   for (const run of report.latency ?? []) {
     const what = run.rate === null ? 'idle' : `${run.rate}/s open loop`
     add(`publish to receipt, ${what}`, `${times(run.p50, run.p99)}, max ${ms(run.max)}`)
@@ -122,6 +146,7 @@ export function printReport(report: Report): void {
       `${sum((cost) => cost.tableBytes)} bytes, queue ${sum((cost) => cost.queueBytes)}`,
     )
   }
+  if (report.tenants) addCost(add, 'a delivery of many tenants', report.tenants.drained.cost)
   if (report.peakMiB) {
     const { api, worker, postgres } = report.peakMiB
     add('peak memory', `API ${whole(api)} MiB, worker ${whole(worker)} MiB, Postgres ${whole(postgres)} MiB`)
