@@ -1,7 +1,7 @@
 import type { Socket } from 'node:net'
 import { Client } from 'undici'
 import { Line, type Place } from '../line.ts'
-import { createConnector, type OpenTcp } from './connect.ts'
+import { createConnector, createTls, type OpenTcp } from './connect.ts'
 import { ConnectError, failure } from './failure.ts'
 
 /**
@@ -54,6 +54,7 @@ export interface Connections {
 export function createConnections(openTcp: OpenTcp): Connections {
   const idleByOrigin = new Map<string, Connection[]>()
   const idle = new Line<Connection>()
+  const startTls = createTls()
   /** For each open socket, what ends it if it has brought in too much. */
   const looks = new Line<() => void>()
   let looking: NodeJS.Timeout | undefined
@@ -90,7 +91,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
       keepAliveMaxTimeout: IDLE_TIMEOUT_MS,
       keepAliveTimeoutThreshold: 1000,
       maxHeaderSize: MAX_HEADER_BYTES,
-      connect: createConnector(openTcp, controller.signal, {
+      connect: createConnector(openTcp, startTls, controller.signal, {
         onOpened(tcp, end) {
           wire = tcp
           readMore()

@@ -13,6 +13,8 @@ import {
   type TLSSocket,
   type TlsOptions,
 } from 'node:tls'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 import { gzipSync } from 'node:zlib'
 import { parseRange } from '../../src/egress/address.ts'
 import { createSender, type Outcome, type SendRequest } from '../../src/egress/send.ts'
@@ -655,6 +657,35 @@ test('a certificate of a trusted authority is accepted and its connection used a
     assert.deepEqual([outcome.error, outcome.responseBody], [null, 'ok'])
   }
   assert.equal(receiver.sockets.length, 2)
+})
+
+for (const maxVersion of ['TLSv1.2', 'TLSv1.3'] as const)
+  test(`a receiver's ${maxVersion} session serves its later connections, though garbage was collected meanwhile`, async (t) => {
+    const resumed: boolean[] = []
+    const server = createTlsServer({ key: KEY, cert: TRUSTED, maxVersion })
+    const receiver = await listen(server, 'secureConnection', (socket: TLSSocket) => {
+      resumed.push(socket.isSessionReused())
+      onRequest(socket, () => socket.end('HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok'))
+    })
+    t.after(() => receiver.close())
+    setFlagsFromString('--expose-gc')
+    const collect: () => void = runInNewContext('gc')
+    const { post } = startSender(t)
+    for (let nth = 0; nth < 3; nth++) {
+      assert.equal((await post(receiver.url.replace('http:', 'https:'))).error, null)
+      await allClosed(receiver)
+      collect()
+    }
+    assert.deepEqual(resumed, [false, true, true])
+  })
+
+test('a receiver whose certificate was refused does not get past it with a session', async (t) => {
+  for (const cert of [OTHER_HOST, EXPIRED])
+    for (const maxVersion of ['TLSv1.2', 'TLSv1.3'] as const) {
+      const receiver = await startTls(t, { cert, maxVersion })
+      const { post } = startSender(t)
+      for (let nth = 0; nth < 3; nth++) assertFailed(await post(receiver.url), 'tls_error')
+    }
 })
 
 test('TLS faults are failed attempts that name the fault', async (t) => {
