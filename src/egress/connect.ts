@@ -116,8 +116,9 @@ export function createTls(): StartTls {
       rejectUnauthorized: true,
       session: sessions.get(receiver),
     })
-    // From the start, or Node would not look for them; it has them wait until the certificate has been judged.
-    socket.on('session', (session) => sessions.set(receiver, session))
+    // From the start, or Node would not look for them; it has them wait until the certificate has been judged. Those that follow from
+    // an older one would put that off for ever.
+    socket.on('session', (session) => void (socket.isSessionReused() || sessions.set(receiver, session)))
     socket.once('secureConnect', () => {
       waiting = false
       done(null, socket)
