@@ -20,7 +20,7 @@ const MAX_ADDRESSES_TRIED = 8
 /** Of all TLS sessions that are remembered, as they are stored: some 2 KiB each, more where certificates are long. */
 const SESSIONS_BYTES = 8 * 1024 * 1024
 const SESSION_BYTES = 16 * 1024
-/** With a session a receiver need not show its certificate again, which so counts for this long after it has expired, at most. */
+/** With a session a receiver need not show its certificate again; after this it must, however often it was resumed. */
 const SESSION_MS = 3_600_000
 
 interface Target {
@@ -100,13 +100,13 @@ export function createTls(): StartTls {
     maxSize: SESSIONS_BYTES,
     maxEntrySize: SESSION_BYTES,
     sizeCalculation: ({ length }) => length,
-    ttl: SESSION_MS,
   })
   let secureContext: SecureContext | undefined
   return (tcp, { hostname, port }, done) => {
     secureContext ??= createSecureContext({ ciphers: `${DEFAULT_CIPHERS}:!DHE` })
     const receiver = `${hostname}:${port}`
     let waiting = true
+    let keepUntil = 0
     const socket = connectTls({
       socket: tcp,
       host: hostname,
@@ -116,18 +116,27 @@ export function createTls(): StartTls {
       rejectUnauthorized: true,
       session: sessions.get(receiver),
     })
-    // From the start, or Node would not look for them; it has them wait until the certificate has been judged. Those that follow from
-    // an older one would put that off for ever.
-    socket.on('session', (session) => void (socket.isSessionReused() || sessions.set(receiver, session)))
+    // From the start, or Node would not look for them. It has them wait for the event below.
+    socket.on('session', (session) => {
+      const ttl = Math.ceil(keepUntil - performance.now())
+      // A copy, since this one keeps 64 KiB of Node's pool from being freed.
+      if (ttl > 0) sessions.set(receiver, Buffer.from(Uint8Array.from(session).buffer), { ttl })
+    })
     socket.once('secureConnect', () => {
       waiting = false
+      // Those that follow from an older one would put off for ever that the certificate is judged.
+      if (!socket.isSessionReused()) keepUntil = performance.now() + SESSION_MS
       done(null, socket)
     })
     socket.on('error', (error) => {
-      if (waiting) done(error, null)
+      if (waiting) {
+        waiting = false
+        // It may be the session that the receiver cannot cope with.
+        sessions.delete(receiver)
+        done(error, null)
+      }
       // Else undici takes the end that follows an alert for the cause.
       else socket.destroy(error)
-      waiting = false
     })
   }
 }

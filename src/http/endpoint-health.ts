@@ -34,7 +34,7 @@ const getEndpointHealth = createRoute({
           success_rate: rate.openapi({ description: 'Of those attempts; null without any.', example: 0.95 }),
           failure_rate: rate.openapi({ example: 0.05 }),
           mean_duration_ms: z.int().min(0).nullable().openapi({
-            description: 'Of those attempts that got a whole response; null without any.',
+            description: 'Of those attempts that got a status, but for a 2xx that broke off; null without any.',
             example: 87,
           }),
           recent_status_codes: z

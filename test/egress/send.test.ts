@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
+import { constants } from 'node:crypto'
 import { once } from 'node:events'
 import { createServer as createHttpServer } from 'node:http'
 import { createServer as createHttpsServer } from 'node:https'
@@ -19,7 +20,9 @@ import { gzipSync } from 'node:zlib'
 import { parseRange } from '../../src/egress/address.ts'
 import { createSender, type Outcome, type SendRequest } from '../../src/egress/send.ts'
 import { AUTHORITY, EXPIRED, KEY, OTHER_HOST, SELF_SIGNED, TRUSTED } from '../support/certificates.ts'
+import { startDns } from '../support/dns.ts'
 import { listen, listenTcp, onRequest, type TcpReceiver } from '../support/tcp.ts'
+import { waitFor } from '../support/wait.ts'
 
 const TIMEOUT_MS = 2000
 const LOOPBACK = [parseRange('127.0.0.0/8')!]
@@ -659,27 +662,78 @@ test('a certificate of a trusted authority is accepted and its connection used a
   assert.equal(receiver.sockets.length, 2)
 })
 
+const answerAndClose = (socket: Socket) =>
+  onRequest(socket, () => socket.end('HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok'))
+
+function garbageCollector(): () => void {
+  setFlagsFromString('--expose-gc')
+  return runInNewContext('gc')
+}
+
 for (const maxVersion of ['TLSv1.2', 'TLSv1.3'] as const)
   test(`a receiver's ${maxVersion} session serves its later connections for an hour, whatever is collected as garbage`, async (t) => {
     const resumed: boolean[] = []
     const server = createTlsServer({ key: KEY, cert: TRUSTED, maxVersion })
     const receiver = await listen(server, 'secureConnection', (socket: TLSSocket) => {
       resumed.push(socket.isSessionReused())
-      onRequest(socket, () => socket.end('HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok'))
+      answerAndClose(socket)
     })
     t.after(() => receiver.close())
-    setFlagsFromString('--expose-gc')
-    const collect: () => void = runInNewContext('gc')
+    const collect = garbageCollector()
     const now = performance.now.bind(performance)
+    let minutes = 0
+    t.mock.method(performance, 'now', () => now() + minutes * 60_000)
     const { post } = startSender(t)
-    for (const minutes of [0, 1, 59, 61, 62]) {
-      t.mock.method(performance, 'now', () => now() + minutes * 60_000)
+    for (minutes of [0, 1, 59, 61, 62]) {
       assert.equal((await post(receiver.url.replace('http:', 'https:'))).error, null)
       await allClosed(receiver)
       collect()
     }
     assert.deepEqual(resumed, [false, true, true, false, true])
   })
+
+test('the sessions of many receivers take no more memory than they are long', async (t) => {
+  const dns = await startDns((_name, type) => ({ addresses: type === 'A' ? ['127.0.0.1'] : [] }))
+  t.after(() => dns.close())
+  const receiver = await listen(createTlsServer({ key: KEY, cert: TRUSTED }), 'secureConnection', answerAndClose)
+  t.after(() => receiver.close())
+  const { post } = startSender(t, { dnsServers: [dns.address] })
+  const collect = garbageCollector()
+  const held = () => {
+    collect()
+    return process.memoryUsage().arrayBuffers
+  }
+  const openTo = async (name: string) => {
+    assert.equal((await post(`https://${name}.example.test:${receiver.port}/`)).error, null)
+    // What others do meanwhile, so that no two sessions come out of the same piece of Node's pool.
+    for (let nth = 0; nth < 64; nth++) Buffer.from('x'.repeat(1024))
+  }
+  await openTo('first')
+  const before = held()
+  for (let nth = 0; nth < 200; nth++) await openTo(`n${nth}`)
+  receiver.sockets.length = 0
+  await waitFor(() => (held() - before) / 200 < 8192, { what: 'the memory of closed connections to be freed' })
+})
+
+test('a session that a receiver cannot cope with is offered once', async (t) => {
+  const options = { key: KEY, cert: TRUSTED, maxVersion: 'TLSv1.2', secureOptions: constants.SSL_OP_NO_TICKET } as const
+  const server = createTlsServer(options)
+  const receiver = await listen(server, 'secureConnection', answerAndClose)
+  t.after(() => receiver.close())
+  const known = new Set<string>()
+  server.on('newSession', (id, _session, done) => {
+    known.add(id.toString('hex'))
+    done()
+  })
+  server.on('resumeSession', (id, answer) => answer(known.has(id.toString('hex')) ? new Error('broken') : null, null))
+  const { post } = startSender(t)
+  const errors: Outcome['error'][] = []
+  for (let nth = 0; nth < 4; nth++) {
+    errors.push((await post(receiver.url.replace('http:', 'https:'))).error)
+    await allClosed(receiver)
+  }
+  assert.deepEqual(errors, [null, 'connection_reset', null, 'connection_reset'])
+})
 
 test('a receiver whose certificate was refused does not get past it with a session', async (t) => {
   for (const cert of [OTHER_HOST, EXPIRED])
