@@ -128,40 +128,33 @@ export async function createCeilings(bench: Bench, post: Helper<'post'>) {
   }
 }
 
-/** One tenant, one endpoint for `bench.one`, ten for `bench.ten`. */
-export async function register(services: Services, receiverPort: number): Promise<string> {
+/** A tenant whose endpoints, one for each path, subscribe to the path's event type; answers with its key. */
+async function registerTenant(services: Services, receiverPort: number, tenant_id: string, paths: [string, string][]) {
   const url = `http://127.0.0.1:${services.ports()[0]}`
   const admin = createClient(url, services.adminKey)
-  await admin('POST', '/v1/admin/tenants', { tenant_id: 'bench', tenant_slug: 'bench' })
-  const { api_key } = await admin<{ api_key: string }>('POST', '/v1/admin/api-keys', {
-    tenant_id: 'bench',
-    name: 'bench',
-  })
+  await admin('POST', '/v1/admin/tenants', { tenant_id, tenant_slug: tenant_id })
+  const { api_key } = await admin<{ api_key: string }>('POST', '/v1/admin/api-keys', { tenant_id, name: 'bench' })
   const tenant = createClient(url, api_key)
-  const endpoint = (path: string, type: string) =>
-    tenant('POST', '/v1/endpoints', { url: `http://127.0.0.1:${receiverPort}/${path}`, subscribed_events: [type] })
-  await endpoint('one', 'bench.one')
-  for (let nth = 1; nth <= FANOUT; nth++) await endpoint(`ten/${nth}`, 'bench.ten')
+  for (const [path, type] of paths)
+    await tenant('POST', '/v1/endpoints', {
+      url: `http://127.0.0.1:${receiverPort}/${path}`,
+      subscribed_events: [type],
+    })
   return api_key
 }
 
-/** As many tenants with an endpoint each; answers with their keys. */
+/** One tenant, one endpoint for `bench.one`, ten for `bench.ten`. */
+export function register(services: Services, receiverPort: number): Promise<string> {
+  const ten = Array.from({ length: FANOUT }, (_, nth): [string, string] => [`ten/${nth + 1}`, 'bench.ten'])
+  return registerTenant(services, receiverPort, 'bench', [['one', 'bench.one'], ...ten])
+}
+
+/** `TENANTS` more, with an endpoint each for `bench.one`; answers with their keys. */
 async function registerMore({ services, receiverPort }: Bench): Promise<string[]> {
-  const url = `http://127.0.0.1:${services.ports()[0]}`
-  const admin = createClient(url, services.adminKey)
-  const registerOne = async (nth: number) => {
-    const tenant_id = `bench-${nth}`
-    await admin('POST', '/v1/admin/tenants', { tenant_id, tenant_slug: tenant_id })
-    const { api_key } = await admin<{ api_key: string }>('POST', '/v1/admin/api-keys', { tenant_id, name: 'bench' })
-    await createClient(url, api_key)('POST', '/v1/endpoints', {
-      url: `http://127.0.0.1:${receiverPort}/of/${nth}`,
-      subscribed_events: ['bench.one'],
-    })
-    return api_key
-  }
+  const one = (nth: number) => registerTenant(services, receiverPort, `bench-${nth}`, [[`of/${nth}`, 'bench.one']])
   const keys: string[] = []
   while (keys.length < TENANTS)
-    keys.push(...(await Promise.all(Array.from({ length: 10 }, (_, more) => registerOne(keys.length + more)))))
+    keys.push(...(await Promise.all(Array.from({ length: 10 }, (_, more) => one(keys.length + more)))))
   return keys
 }
 

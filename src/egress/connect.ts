@@ -17,7 +17,7 @@ const NEXT_ADDRESS_AFTER_MS = 2000
 /** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8
 
-/** Of all TLS sessions that are remembered, as they are stored: some 2 KiB each, more where certificates are long. */
+/** Of all TLS sessions that are remembered, as they are stored: one to three KiB each, as long as the certificate. */
 const SESSIONS_BYTES = 8 * 1024 * 1024
 const SESSION_BYTES = 16 * 1024
 /** With a session a receiver need not show its certificate again; after this it must, however often it was resumed. */
