@@ -27,7 +27,8 @@ import { printReport, type Report } from './bench/report.ts'
 import { createServices, type Services } from './bench/services.ts'
 import { busyShare, memoryOfTree } from './bench/usage.ts'
 
-const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE] [--apis N] [--workers N] [--profile FOLDER]
+const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE] [--tls] [--apis N] [--workers N]
+                        [--profile FOLDER]
 
   --quick            shorter runs and 20,000 deliveries to drain instead of 50,000
   --only PART,…      of ceilings, publish, drain, both, fanout, tenants, latency; ceilings are needed for the ratios;
@@ -37,6 +38,7 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
                      and how ten tenants share a saturated worker (6 minutes; --quick: 3);
                      held, likewise: what publishing and claiming cost beside a million held deliveries (2 minutes)
   --json FILE        writes all figures there
+  --tls              endpoints are https, and so are the bare requests (not in neighbours)
   --apis, --workers  processes of each, default 1
   --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
 `
@@ -49,6 +51,7 @@ const { values: flags } = parseArgs({
     quick: { type: 'boolean', default: false },
     only: { type: 'string', default: USUAL.join() },
     json: { type: 'string' },
+    tls: { type: 'boolean', default: false },
     apis: { type: 'string', default: '1' },
     workers: { type: 'string', default: '1' },
     profile: { type: 'string' },
@@ -94,15 +97,27 @@ async function main(): Promise<void> {
   database = await startDatabase()
   const receiver = helper('receiver')
   const load = helper('load')
-  const { port: receiverPort } = await receiver.ask('listen', null)
+  const { port: receiverPort, securePort } = await receiver.ask('listen', null)
+  const receiverOrigin = flags.tls ? `https://127.0.0.1:${securePort}` : `http://127.0.0.1:${receiverPort}`
   if (flags.profile) mkdirSync(flags.profile, { recursive: true })
   services = createServices(database, { profileTo: flags.profile && resolve(flags.profile) })
   const workers = Number(flags.workers)
-  const bench: Bench = { database, services, receiver, load, receiverPort, workers, quick: flags.quick, apiKey: '' }
+  const bench: Bench = {
+    database,
+    services,
+    receiver,
+    load,
+    receiverPort,
+    receiverOrigin,
+    workers,
+    quick: flags.quick,
+    apiKey: '',
+  }
   const report: Report = {
     at: new Date().toISOString(),
     machine: { cores: availableParallelism(), node: process.version, postgres: database.version, busyBefore: busy },
     processes: { apis: Number(flags.apis), workers },
+    tls: flags.tls,
     seconds: 0,
   }
 
@@ -116,7 +131,7 @@ async function main(): Promise<void> {
     beside = ceilings.beside
   }
   await services.start('api', Number(flags.apis))
-  bench.apiKey = await register(services, receiverPort)
+  bench.apiKey = await register(services, receiverOrigin)
   let memory = 0
   const noteMemory = () => {
     memory = Math.max(memory, memoryOfTree(database?.pid ?? 0) ?? 0)

@@ -18,7 +18,7 @@ export async function measureHeld(bench: Bench): Promise<HeldRun> {
   const sql = connect(bench.database.url)
   const tenant = createClient(`http://127.0.0.1:${bench.services.ports()[0]}`, bench.apiKey)
   const { endpoint_id } = await tenant<{ endpoint_id: string }>('POST', '/v1/endpoints', {
-    url: `http://127.0.0.1:${bench.receiverPort}/held`,
+    url: `${bench.receiverOrigin}/held`,
     subscribed_events: ['bench.held'],
   })
   await tenant('PATCH', `/v1/endpoints/${endpoint_id}`, { is_active: false })

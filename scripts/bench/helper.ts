@@ -7,7 +7,8 @@ import type { Received } from './receiver.ts'
 /** What each helper process does when asked; a module that is forked answers these by `serve`. */
 export type Tasks = {
   receiver: {
-    listen: (task: null) => { port: number }
+    /** The same behind both; the second speaks TLS. */
+    listen: (task: null) => { port: number; securePort: number }
     /** Forgets what came, and resolves once `count` different deliveries have come or `seconds` are over. */
     expect: (task: { count: number; seconds: number }) => Received
     /** Different deliveries since the last `expect`. */

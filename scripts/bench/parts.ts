@@ -13,7 +13,10 @@ const TENANTS = 1000
 const STEADY_RATE = 500
 
 export type Bench = Measured & {
+  /** Of the receiver, in plain HTTP. */
   receiverPort: number
+  /** Where endpoints are, and bare requests go: the same receiver, behind TLS if that is asked for. */
+  receiverOrigin: string
   workers: number
   quick: boolean
   apiKey: string
@@ -69,7 +72,7 @@ export type LatencyRun = {
  * measurements of its own. `all` has every one that was made.
  */
 export async function createCeilings(bench: Bench, post: Helper<'post'>) {
-  const { database, receiver, load, receiverPort, quick } = bench
+  const { database, receiver, load, receiverPort, receiverOrigin, quick } = bench
   const seconds = quick ? 2 : 3
   await makeTable(database)
   // The generator against a server that does next to nothing: it must be far above what it measures.
@@ -93,7 +96,7 @@ export async function createCeilings(bench: Bench, post: Helper<'post'>) {
   async function countPosts(by: Posting['by'], during = seconds): Promise<number> {
     await receiver.ask('expect', { count: 0, seconds: 0 })
     const run = await post.ask('run', {
-      port: receiverPort,
+      origin: receiverOrigin,
       inFlight: 200,
       seconds: during,
       payloadBytes: PAYLOAD_BYTES,
@@ -129,7 +132,7 @@ export async function createCeilings(bench: Bench, post: Helper<'post'>) {
 }
 
 /** A tenant whose endpoints, one for each path, subscribe to the path's event type; answers with its key. */
-async function registerTenant(services: Services, receiverPort: number, tenant_id: string, paths: [string, string][]) {
+async function registerTenant(services: Services, receiver: string, tenant_id: string, paths: [string, string][]) {
   const url = `http://127.0.0.1:${services.ports()[0]}`
   const admin = createClient(url, services.adminKey)
   await admin('POST', '/v1/admin/tenants', { tenant_id, tenant_slug: tenant_id })
@@ -137,21 +140,21 @@ async function registerTenant(services: Services, receiverPort: number, tenant_i
   const tenant = createClient(url, api_key)
   for (const [path, type] of paths)
     await tenant('POST', '/v1/endpoints', {
-      url: `http://127.0.0.1:${receiverPort}/${path}`,
+      url: `${receiver}/${path}`,
       subscribed_events: [type],
     })
   return api_key
 }
 
 /** One tenant, one endpoint for `bench.one`, ten for `bench.ten`. */
-export function register(services: Services, receiverPort: number): Promise<string> {
+export function register(services: Services, receiver: string): Promise<string> {
   const ten = Array.from({ length: FANOUT }, (_, nth): [string, string] => [`ten/${nth + 1}`, 'bench.ten'])
-  return registerTenant(services, receiverPort, 'bench', [['one', 'bench.one'], ...ten])
+  return registerTenant(services, receiver, 'bench', [['one', 'bench.one'], ...ten])
 }
 
 /** `TENANTS` more, with an endpoint each for `bench.one`; answers with their keys. */
-async function registerMore({ services, receiverPort }: Bench): Promise<string[]> {
-  const one = (nth: number) => registerTenant(services, receiverPort, `bench-${nth}`, [[`of/${nth}`, 'bench.one']])
+async function registerMore({ services, receiverOrigin }: Bench): Promise<string[]> {
+  const one = (nth: number) => registerTenant(services, receiverOrigin, `bench-${nth}`, [[`of/${nth}`, 'bench.one']])
   const keys: string[] = []
   while (keys.length < TENANTS)
     keys.push(...(await Promise.all(Array.from({ length: 10 }, (_, more) => one(keys.length + more)))))

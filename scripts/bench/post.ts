@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import { Client, Pool } from 'undici'
 import { createSigner } from '../../src/flow/sign.ts'
+import { AUTHORITY } from '../../test/support/certificates.ts'
 import { nowMicros, serve } from './helper.ts'
 
 // The ceiling of delivering: signed POSTs with undici and nothing else, in two ways. `request` is how one would write it: on a
@@ -8,7 +9,7 @@ import { nowMicros, serve } from './helper.ts'
 // nobody reads.
 
 export type Posting = {
-  port: number
+  origin: string
   inFlight: number
   seconds: number
   payloadBytes: number
@@ -17,8 +18,7 @@ export type Posting = {
 
 const signedHeaders = createSigner('service')
 
-async function post({ port, inFlight, seconds, payloadBytes, by }: Posting) {
-  const origin = `http://127.0.0.1:${port}`
+async function post({ origin, inFlight, seconds, payloadBytes, by }: Posting) {
   const secrets = [`whsec_${Buffer.alloc(32, 7).toString('base64')}`]
   const data = `{"filler":"${'x'.repeat(payloadBytes - 13)}"}`
   const begun = nowMicros()
@@ -48,9 +48,10 @@ async function post({ port, inFlight, seconds, payloadBytes, by }: Posting) {
       })
     })
 
-  const pool = new Pool(origin, { connections: inFlight, allowH2: false })
+  const options = { allowH2: false, connect: { ca: AUTHORITY } }
+  const pool = new Pool(origin, { ...options, connections: inFlight })
   async function loop(): Promise<void> {
-    const client = new Client(origin, { allowH2: false })
+    const client = new Client(origin, options)
     while (nowMicros() < until) {
       if (by === 'dispatch') await dispatch(client)
       else await (await pool.request(signed())).body.dump()

@@ -1,4 +1,6 @@
-import { createServer, type Socket } from 'node:net'
+import { type AddressInfo, createServer, type Socket } from 'node:net'
+import { createServer as createTlsServer } from 'node:tls'
+import { KEY, TRUSTED } from '../../test/support/certificates.ts'
 import { nowMicros, serve } from './helper.ts'
 
 // The receiver: answers 200 to every POST, and notes which deliveries came and when. It reads HTTP by hand, since in
@@ -54,17 +56,24 @@ function readRequests(text: string, socket: Socket): string {
   }
 }
 
-const server = createServer({ noDelay: true }, (socket) => {
+function answer(socket: Socket): void {
   let rest = ''
   socket.setEncoding('latin1')
   socket.on('data', (chunk: string) => {
     rest = readRequests(rest + chunk, socket)
   })
   socket.on('error', () => socket.destroy())
-})
+}
+
+const server = createServer({ noDelay: true }, answer)
+const secureServer = createTlsServer({ noDelay: true, key: KEY, cert: TRUSTED }, answer)
+
+function listen(on: typeof server): Promise<number> {
+  return new Promise((resolve) => on.listen(0, '127.0.0.1', 1024, () => resolve((on.address() as AddressInfo).port)))
+}
 
 serve({
-  listen: () => new Promise((resolve) => server.listen(0, '127.0.0.1', 1024, () => resolve(server.address()))),
+  listen: async () => ({ port: await listen(server), securePort: await listen(secureServer) }),
   expect: async ({ count, seconds }: { count: number; seconds: number }) => {
     seen = new Set()
     received = empty()

@@ -18,6 +18,8 @@ export type Report = {
   /** `busyBefore`: the share of the cores that others kept busy before the start. */
   machine: { cores: number; node: string; postgres: string; busyBefore: number }
   processes: { apis: number; workers: number }
+  /** Whether deliveries and bare requests went out over it. */
+  tls: boolean
   seconds: number
   ceilings?: Ceilings
   publish?: Beside<PublishRun>[]
@@ -160,7 +162,7 @@ export function printReport(report: Report): void {
   const widths = [0, 1].map((column) => Math.max(...rows.map((row) => row[column]?.length ?? 0)))
   process.stdout.write(
     `\n${machine.cores} cores shared by everything, Node ${machine.node}, Postgres ${machine.postgres} (fsync and synchronous_commit on), ` +
-      `${processes.apis} API and ${processes.workers} worker processes, ${report.seconds.toFixed(0)} s\n\n`,
+      `${processes.apis} API and ${processes.workers} worker processes, ${report.tls ? 'TLS, ' : ''}${report.seconds.toFixed(0)} s\n\n`,
   )
   for (const [what, figure, ratio = ''] of rows) {
     process.stdout.write(

@@ -1,10 +1,11 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
-import { openSync } from 'node:fs'
+import { openSync, writeFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
+import { AUTHORITY } from '../../test/support/certificates.ts'
 import { SHIPPED } from '../as-shipped.ts'
 import type { BenchDatabase } from './database.ts'
 import { cpuSeconds, peakMemory, residentMemory } from './usage.ts'
@@ -23,6 +24,8 @@ type Running = { role: Role; child: ChildProcess; pid: number; port: number }
  * (info; to a file, as a container's log would be).
  */
 export function createServices(database: BenchDatabase, { profileTo }: { profileTo: string | undefined }) {
+  const authority = join(database.directory, 'authority.pem')
+  writeFileSync(authority, AUTHORITY)
   const adminKey = randomBytes(24).toString('base64url')
   const env = {
     ...process.env,
@@ -34,6 +37,7 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
     PORT: '0',
     LOG_LEVEL: 'info',
     EGRESS_ALLOW: '127.0.0.0/8',
+    NODE_EXTRA_CA_CERTS: authority,
     RATE_LIMIT_EVENTS_WRITE: '1000000000',
     RATE_LIMIT_ENDPOINTS_WRITE: '1000000000',
     MONTHLY_EVENT_LIMIT: '1000000000000',
