@@ -6,7 +6,7 @@
 create table waybill.tenants (
   tenant_id text primary key,
   tenant_slug text not null unique,
-  -- What this tenant may do beyond or below the service's own limits; an absent key means the service's limit.
+  -- This tenant's own limits, above or below the service's; an absent key means the service's limit.
   limits jsonb not null default '{}',
   created_at timestamptz not null default now(),
   updated_at timestamptz not null default now()

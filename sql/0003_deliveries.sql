@@ -40,7 +40,7 @@ create table waybill.deliveries (
   primary key (tenant_id, delivery_id)
 ) partition by range (delivery_id);
 
--- Only what is not finished, what is queued apart from what is held: a million held deliveries cost nobody else a look.
+-- Only what is not finished, with what is held apart from what is queued: a million held deliveries cost nobody else a look.
 create index deliveries_live on waybill.deliveries (tenant_id, endpoint_id, held, delivery_id)
   where status in ('pending', 'retrying');
 create index deliveries_dead on waybill.deliveries (tenant_id, delivery_id) where status = 'dead_lettered';

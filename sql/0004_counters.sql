@@ -1,6 +1,6 @@
--- Counters instead of counts: what limits, usage, metrics and health read, kept in the transactions that change it.
--- Writers take rows of one table in key order, and tables in one order (sql/functions/publish.sql), so no two of them
--- can wait for each other in a circle.
+-- Counters instead of counts: what limits, usage, metrics and health read, kept up to date by the transactions that change it.
+-- Writers take rows of one table in key order, and tables in one order (sql/functions/publish.sql), so no two of them can wait
+-- for each other in a circle.
 
 -- Unlogged: a window lasts a minute, and a crash of the database may forget the current one.
 create unlogged table waybill.rate_windows (

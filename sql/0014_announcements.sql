@@ -1,2 +1,2 @@
--- The oldest are told first, whosesoever they are; by the primary key that took a look at all of them.
+-- The oldest are told first, whichever tenant's they are; finding them by the primary key took a look at all.
 create index announcements_oldest on waybill.announcements (announcement_id);

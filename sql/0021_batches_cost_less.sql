@@ -1,4 +1,4 @@
--- The days that there were before deliveries' keys had room in their pages (sql/functions/partitions.sql).
+-- For daily partitions from before the keys of deliveries had room in their pages (sql/functions/partitions.sql).
 do $$
 declare
   key regclass;

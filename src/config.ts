@@ -47,8 +47,8 @@ function isEncoded(address: string): boolean {
 }
 
 /**
- * Whether it is read as it was meant. A # or a ? or / in a password ends what comes before the host, if that could be a port, and the
- * rest of the password would be taken for something that may be logged.
+ * Whether it is read as it was meant. A #, ? or / in a password ends the user and password early if what precedes it could be a
+ * host and port, and the rest of the password would be taken for something that may be logged.
  */
 const isWhole = (address: string) => !address.includes('#') && !/^[^/]*\/\/[^/?@]*[/?][^=]*@/.test(address)
 

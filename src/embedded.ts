@@ -15,7 +15,7 @@ type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: strin
 
 const DATA = 'postgres'
 const UNFINISHED = `${DATA}.`
-/** Of SQLSTATE. */
+/** A SQLSTATE. */
 const DUPLICATE_DATABASE = '42P04'
 
 const key = z.string().min(1)
@@ -26,7 +26,7 @@ type Keys = z.infer<typeof keysSchema>
  * Postgres as a child process, its data and the generated keys kept in `directory` between starts. For development and
  * the demo: production brings its own database. What a killed run left behind (its lock, even its still running server)
  * does not stop the next start, however far it got; a run that is still alive does. Throws when the package is not installed.
- * `started` is told what stops it, before it is up: a start may be interrupted.
+ * `started` is given what stops it before it is up: a start may be interrupted.
  */
 export async function startEmbedded(
   directory: string,
@@ -90,8 +90,8 @@ export async function startEmbedded(
 }
 
 /**
- * The package installs hooks of its own: they would stop the database under a service that is still draining, and end the
- * process with 0 whatever it wanted to say. Stopping it is our business, so those for `events` go again.
+ * The package installs hooks of its own: they would stop the database under a service that is still draining, and make the
+ * process exit with 0 whatever happened. Stopping the database is our business, so the hooks for `events` are removed.
  */
 export async function loadPackage(
   events: string[] = ['exit', 'beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'],
@@ -120,12 +120,12 @@ async function claim(file: string): Promise<void> {
 
 /** A process's pid and, where /proc tells, when it started: another that has its pid later is not taken for it. */
 async function nameOf(pid: number): Promise<string> {
-  // Behind the program's name, which may hold anything; the 22nd of all fields.
+  // Counted from behind the program's name, which may hold anything; it is the 22nd of all fields.
   const started = (await read(`/proc/${pid}/stat`))?.split(') ').at(-1)?.split(' ')[19]
   return started === undefined ? String(pid) : `${pid} ${started}`
 }
 
-/** Ends a server whose owner was killed: it would hold the data directory. Its first line is its pid. */
+/** Ends a server whose owner was killed: it would hold the data directory. The first line of its lock file is its pid. */
 async function stopLeftover(databaseDir: string): Promise<void> {
   const lock = await read(resolve(databaseDir, 'postmaster.pid'))
   const pid = Number(lock?.split('\n')[0])
@@ -134,7 +134,7 @@ async function stopLeftover(databaseDir: string): Promise<void> {
   for (let waited = 0; isAlive(pid) && waited < 100; waited++) await sleep(100)
 }
 
-/** Any other program may have its pid by now: a server works in its data directory, and was started with it as `-D`. */
+/** Another program may have the pid by now: a server works in its data directory, and was started with that as `-D`. */
 async function isServer(pid: number, databaseDir: string): Promise<boolean> {
   const folder = await readlink(`/proc/${pid}/cwd`).catch(() => null)
   if (folder !== null) return folder === (await realpath(databaseDir))
@@ -165,7 +165,7 @@ export async function requireOpenPath(directory: string): Promise<void> {
   }
 }
 
-/** They are written before the data: where these are, they must be as well. */
+/** The keys are written before the data: where there is data, there must be keys. */
 async function readKeys(file: string, mustExist: boolean): Promise<Keys> {
   const known = await read(file)
   if (known !== null || mustExist) {

@@ -69,7 +69,7 @@ export function isSameJson(left: string, right: string): boolean {
   return isSame(JSON.parse(withStandIns(left, standIns)), JSON.parse(withStandIns(right, standIns)))
 }
 
-/** Of values that JSON.parse has made: their keys are their own, `__proto__` too. */
+/** For values that JSON.parse has made: all their keys are own properties, even `__proto__`. */
 function isSame(left: unknown, right: unknown): boolean {
   if (left === right) return true
   if (!isObject(left) || !isObject(right) || Array.isArray(left) !== Array.isArray(right)) return false
@@ -82,10 +82,10 @@ function isSame(left: unknown, right: unknown): boolean {
 
 const isObject = (value: unknown): value is Record<string, unknown> => typeof value === 'object' && value !== null
 
-/** Doubles tell numbers apart that have at most so many digits without outer zeros, and behind them an exponent of at most this. */
+/** Doubles tell numbers apart that have at most this many digits, outer zeros aside, then an exponent of at most this. */
 const SAFE_DIGITS = 15
 const SAFE_EXPONENT = 150
-/** Seen to be safe without counting zeros. Nothing shorter than `1e100` is unsafe. */
+/** Safe at a glance, without counting zeros. Nothing shorter than `1e100` is unsafe. */
 const SAFE = /^-?[\d.]{1,15}(?:[eE][+-]?\d\d?)?$/
 const SHORTEST_UNSAFE = 5
 /** Whatever is safe is smaller than this. */

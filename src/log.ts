@@ -9,7 +9,7 @@ const PAGE_BYTES = 32_768
 const DELAY_MS = 20
 /** How much may wait while stdout takes nothing. */
 const MAX_WAITING = 8 * 1024 * 1024
-/** What an error of the database says in words, and where these have parameters or a row in them, as told by their form. */
+/** The fields of a database error that hold prose, and the forms by which parameters or a row in it are recognised. */
 const WORDS = ['where', 'detail']
 const VALUES = /\$\d+ = |^JSON data|^Failing row/m
 /** How long writing the last lines is tried. */

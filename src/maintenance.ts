@@ -14,8 +14,8 @@ const QUEUE_CLOCK_CRON = '37 * * * *'
 
 /**
  * The scheduled work, on pg-boss's cron: whichever worker process comes first does it, so it goes on when one dies, or stops.
- * Throws when `retentionCron` is not a cron expression. Call the returned function before the connections are closed: what then
- * fails is no fault.
+ * Throws when `retentionCron` is not a cron expression. Call the returned function before the connections are closed: failures
+ * from then on are not logged.
  */
 export async function startMaintenance(deps: {
   upkeep: Pool
@@ -52,7 +52,7 @@ export async function startMaintenance(deps: {
   }
 }
 
-/** Sets the queue's clock back when it is time, and then what others have placed meanwhile by the clock as it was. */
+/** Sets the queue's clock back when it is time, and then moves what others have meanwhile placed by the clock as it was. */
 async function setBackClock(upkeep: Pool): Promise<void> {
   const [rebased] = await upkeep<{ done: boolean }[]>`select waybill.rebase_queue() as done`
   // By then, whoever had read the clock before has committed, or was cancelled.

@@ -13,14 +13,14 @@ const MIGRATIONS = new URL('../sql/', import.meta.url)
 const FUNCTIONS = new URL('../sql/functions/', import.meta.url)
 /** One constant for all versions: whoever migrates this database takes turns. */
 const LOCK = 0x5741_5942
-/** How long others are left alone between two tries for a lock, behind which all of them wait: doubled each time, up to this. */
+/** The longest pause between two tries for a lock. Everybody else waits behind each try, so the pauses double, up to this. */
 const MAX_PAUSE_MS = 30_000
 
 /**
  * Brings the database to this program's schema: the queue, then what is missing of sql/*.sql, in order, together with the functions
  * of sql/functions, then the daily partitions. Several processes may call it at once; one works, the others wait and find nothing
- * to do. While a dump or report reads a table that a file changes, it waits. Throws what else Postgres throws; then none of the files
- * has left a trace.
+ * to do. While a dump or report reads a table that a file changes, it waits. Anything else that Postgres throws is thrown; then
+ * none of the files has left a trace.
  */
 export async function migrate(url: string, log: Log, settings: QueueSettings): Promise<void> {
   const pool = openDb(url, { log, name: 'waybill migrate', max: 1, patienceMs: 0 })
@@ -30,13 +30,13 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
     await pool`create schema if not exists waybill`
     await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
     await requireOwnQueue(pool)
-    // The functions call what is made here.
+    // First, since the functions call what this makes.
     await installQueue(url, log, settings)
     const done = await untilFree(pool, log, async (sql) => {
       // Again, since a connection that was lost has taken its lock with it.
       await sql`select pg_advisory_xact_lock(${LOCK})`
       const files = await missing(sql)
-      // Whoever wants a table waits behind the one that waits for it.
+      // While this waits for a table, everybody else who wants it waits behind.
       await sql`set local lock_timeout = '1s'`
       for (const file of files) {
         await sql.text(await readFile(new URL(file, MIGRATIONS), 'utf8'))
@@ -85,7 +85,7 @@ export async function requireMigrated(pool: Pool): Promise<void> {
   )
 }
 
-/** Everything else would start on an older server, and deliver without recording anything. */
+/** On an older server everything else would start, and deliver without recording anything. */
 async function requireServer(sql: Db): Promise<void> {
   const [server] = await sql<{ version: string; major: number; encoding: string }[]>`
     select current_setting('server_version') as version, current_setting('server_version_num')::int / 10000 as major,
@@ -141,17 +141,17 @@ async function hasFunctions(sql: Db, { version, checksum }: Functions): Promise<
 }
 
 /**
- * Puts the program's functions in, unless those that are there are the same, or of a later version: during an upgrade, a process of
- * the version before may start again, and must not put back its own. So a release whose functions differ needs a version of its
- * own. Answers with their version, or null where nothing was to be done.
+ * Installs the program's functions, unless those in the database are the same, or of a later version: during an upgrade, a
+ * process of the version before may start again, and must not put back its own. So a release whose functions differ needs a
+ * version of its own. Returns their version, or null if nothing was to be done.
  *
  * Where `create or replace` would be refused, because a function takes or returns something else than before, its file drops the
- * old one first: whoever still calls it waits for the new one, or goes without any until it is replaced itself.
+ * old one first: a process that still calls the old one waits for the new one, or fails until it is replaced itself.
  */
 async function putFunctions(sql: Db): Promise<string | null> {
   const functions = await readFunctions(sql)
   if (await hasFunctions(sql, functions)) return null
-  // They call one another, and come in the order of their files' names.
+  // They call one another, but are made in the order of their files' names.
   await sql`set local check_function_bodies = off`
   await sql.text(functions.text)
   await sql`delete from waybill.functions`

@@ -6,8 +6,8 @@ import { bossAddress, DELIVERIES, type QueueSettings, queues } from './queue.ts'
 /**
  * Installs pg-boss's schema, makes the two queues where they are missing, and makes pg-boss's own statements callable from our
  * functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
- * Safe when several processes do it at once. Each start puts these in as its own version of pg-boss has them, so that they always fit
- * the schema that pg-boss has been brought to.
+ * Safe when several processes do it at once. Each start installs these as its own version of pg-boss has them, so that they
+ * always fit the schema that pg-boss has been brought to.
  */
 export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
   const boss = new PgBoss({ ...bossAddress(url), max: 1, supervise: false, schedule: false })
@@ -38,9 +38,9 @@ async function tableOf(boss: PgBoss): Promise<string> {
 }
 
 /**
- * Every job leaves two dead rows in the queue or more, which each fetch has to step over, so they are vacuumed after a thousand of
- * them, not after a fifth of the table. And each makes two entries in the index by id, so its pages get room: cleaning and
- * splitting full ones at each claim was a twentieth of what a delivery with a job of its own cost.
+ * Every job leaves two or more dead rows in the queue, which each fetch has to step over, so they are vacuumed after a thousand
+ * of them, not after a fifth of the table. And each job makes two entries in the index by id, so the index's pages get room:
+ * cleaning and splitting full ones at each claim was a twentieth of what a delivery with a job of its own cost.
  */
 async function tuneVacuum(boss: PgBoss, table: string): Promise<void> {
   await boss.getDb().executeSql(`do $$
@@ -102,7 +102,7 @@ async function indexClaims(boss: PgBoss, table: string): Promise<void> {
 /**
  * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table; those with a
  * bundle share its job (sql/functions/bundles.sql). Its rows are the same as those that `waybill.enqueue` makes, at a third of the cost.
- * Databases of before 0.1.3 keep the one without bundles: a publish that is under way during the upgrade calls it.
+ * Databases from before 0.1.3 keep the function without bundles as well: a publish that is under way during the upgrade calls it.
  */
 const enqueueNew = (table: string) => `
   create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[], bundles uuid[]) returns void
@@ -131,10 +131,11 @@ const enqueueNew = (table: string) => `
  * priorities and how many; `finish_jobs` and `fail_jobs` the queue, the jobs' ids and their fences (`id:retry count`), the latter
  * with what went wrong before the fences.
  *
- * A queue grows faster than its statistics, and a plan made when it was empty would walk it from end to end. So the planner is left
- * one way to fetch, and plans it once: in the order of an index (sorting 50,000 jobs took 49 ms, this takes 2), then each job by
- * its place in the table. For finishing it is left the index by id. Up to Postgres 16 a plan from an empty queue could use that
- * index and still look for the jobs in all of it, so there finishing is planned each time; as is failing, which is rare.
+ * A queue grows faster than its statistics, and a plan made when it was empty would walk it from end to end. So the planner is
+ * left only one way to fetch, and plans it once: in the order of an index (sorting 50,000 jobs took 49 ms, this takes 2), then
+ * each job by its place in the table. For finishing it is left only the index by id. Up to Postgres 16 a plan from an empty queue
+ * could use that index and still look for the jobs in all of it, so there finishing is planned each time; as is failing, which is
+ * rare.
  */
 async function callables(boss: PgBoss): Promise<string> {
   const enqueue = await capture((db) => boss.insert(DELIVERIES, [], { db }))

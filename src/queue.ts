@@ -32,8 +32,8 @@ export type QueueSettings = {
 const FOREVER_SECONDS = 10 * 365 * 86_400
 const SUPERVISE_SECONDS = 15
 /**
- * As long as pg-boss allows: lost workers are found by their silence (flow/take-back.ts), with regard to a clock that leaps ahead,
- * to which pg-boss has none. A job keeps the value it was queued with.
+ * As long as pg-boss allows: lost workers are found by their silence (flow/take-back.ts), allowing for a clock that leaps ahead,
+ * as pg-boss does not. A job keeps the value it was queued with.
  */
 const LONGEST_CLAIM_SECONDS = 86_400
 /** Options for the driver, which pg-boss passes on without documenting them. */
@@ -47,8 +47,8 @@ const NEVER_HANGING = {
 }
 
 /**
- * By the wall clock, pg-boss would put off what is scheduled for as long as that was set back. It compares the two with the database's
- * clock itself, every ten minutes.
+ * By the wall clock, pg-boss would put off what is scheduled by as much as that was set back. It corrects any clock by the
+ * database's, every ten minutes.
  */
 const STEADY_CLOCK = { ...systemClock, now: () => performance.timeOrigin + performance.now() }
 
@@ -58,9 +58,7 @@ export function bossAddress(url: string) {
   return { ...address, options: startOptions(address.options) }
 }
 
-/**
- * pg-boss on connections of its own. Once started it supervises its queues, and runs what is scheduled.
- */
+/** pg-boss on connections of its own. Once started it supervises its queues, and runs what is scheduled. */
 export function createBoss(url: string, log: Log): PgBoss {
   const boss = new PgBoss({
     ...bossAddress(url),
@@ -71,7 +69,7 @@ export function createBoss(url: string, log: Log): PgBoss {
     // Supervision reads the whole table, however large the backlog. What must be quick is done elsewhere (flow/take-back.ts).
     superviseIntervalSeconds: SUPERVISE_SECONDS,
     monitorIntervalSeconds: SUPERVISE_SECONDS,
-    // Never: our own metrics say it better.
+    // Never warns: our own metrics say it better.
     warningQueueSize: 1_000_000_000,
     clock: STEADY_CLOCK,
   })
@@ -103,7 +101,7 @@ export const queues = (settings: QueueSettings) => {
         retryDelayMax: settings.retryDelayMaxSeconds,
         retryBackoff: true,
         expireInSeconds: LONGEST_CLAIM_SECONDS,
-        // Without one, claims would not be dated.
+        // Without a heartbeat, claims would not be dated.
         heartbeatSeconds: LONGEST_CLAIM_SECONDS,
       },
     },

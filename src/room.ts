@@ -44,7 +44,7 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
     else takenBy.delete(tenantId)
   }
 
-  /** Admits those there is room for, in order. Nobody overtakes another of the same tenant, or one that waits for room, not for its share. */
+  /** Admits those there is room for, in order. Nobody overtakes another of the same tenant, or one that waits only for room. */
   function admit(): void {
     const behind = new Set<string>()
     let full = false

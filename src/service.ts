@@ -29,7 +29,7 @@ const WORKER_CONNECTIONS = 4
 const READS = { max: 8, patienceMs: 2500 }
 /** For scans of whole tables, which may take this long, on connections of their own. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
-/** For retention, which counts a day at a time: as long as a large one takes on a slow disk, or it would be kept for ever. */
+/** For retention, which counts a day at a time: as long as a large day takes on a slow disk, or it would never be deleted. */
 const RETENTION = { max: 2, patienceMs: 3_600_000 }
 
 /** A database and the keys that belong to it. */
@@ -72,7 +72,7 @@ export async function startService(options: {
   const retention = open(' retention', RETENTION)
   const pulse = open(' health', { max: 1, patienceMs: HEALTH_PATIENCE_MS })
   if (!options.migrateFirst) await requireMigrated(pool)
-  // It reads all endpoints, however many these are.
+  // On this pool, since it reads all endpoints, however many there are.
   await requireKeys(retention, secretBox)
   await warnUnlessDurable(pool, log)
 

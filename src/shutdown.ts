@@ -3,13 +3,13 @@ import type { Log } from './log.ts'
 
 /** The time after the grace for handing back what was interrupted. */
 export const LAST_WORDS_MS = 1000
-/** What each thing still open gets after that: while the database is away, no connection closes in order. */
+/** How long each thing still open gets after that: while the database is away, no connection closes in order. */
 const LAST_MOMENT_MS = 500
 
 export interface Releasers {
   /**
-   * Registers what closes a thing that was just opened. `name` appears in the log when closing fails. `atOnce`: closing it
-   * begins with the first one, and is awaited in its turn.
+   * Registers what closes a thing that was just opened. `name` appears in the log when closing fails. `atOnce`: closing it begins
+   * when the first thing is closed, and is awaited in its turn.
    */
   add(name: string, close: () => Promise<unknown> | unknown, options?: { atOnce: boolean }): void
   /**

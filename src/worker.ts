@@ -21,7 +21,7 @@ import type { Log } from './log.ts'
 import { cacheOpened, type SecretBox } from './secrets.ts'
 import { LAST_WORDS_MS } from './shutdown.ts'
 
-/** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not cost it. */
+/** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not lose the claim. */
 const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
@@ -106,7 +106,7 @@ export async function startWorker(deps: {
     }
   }
 
-  /** Attempts a claim; as soon as its request is over, the next one that waits for the same endpoint. */
+  /** Attempts a claim and, as soon as its request is over, the next claim that waits for the same endpoint. */
   function start(claim: Claim): void {
     inHand.takeSlot(claim)
     let endedAt: number | undefined
@@ -126,7 +126,7 @@ export async function startWorker(deps: {
     const place = attempts.join(done)
   }
 
-  /** Runs `work`, which puts claims away, beside the next fetches: deliveries that can be sent must not wait for it. */
+  /** Runs `work`, which puts claims away, alongside the next fetches: deliveries that can be sent must not wait for it. */
   async function aside(work: () => Promise<unknown>): Promise<void> {
     const done: Promise<unknown> = work()
       // The claims lapse, and come again.
@@ -136,9 +136,9 @@ export async function startWorker(deps: {
     if (chores.size > MAX_CHORES) await Promise.race(chores)
   }
 
-  // First, since it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
+  // Listening first, as it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
   const wake = { deliveries: (_retries: boolean) => {}, releaser: () => {} }
-  // Under which versions before 0.1.3 sweep: they would take what is in a bundle for a delivery without a job.
+  // Sharing this lock keeps versions before 0.1.3 from sweeping: they would take a delivery in a bundle for one without a job.
   await pool.share('waybill.sweep')
   const endDue = await pool.listen(
     'waybill_due',

@@ -2,13 +2,13 @@
 create or replace function waybill.announce(tenant text, about uuid, type text, payload text) returns void language sql as $$
   insert into waybill.announcements (tenant_id, announcement_id, about, event_type, payload)
   select tenant, waybill.make_id(clock_timestamp()), about, type, payload
-  -- Where nobody has asked for them, there are none.
+  -- Only if an endpoint has asked to be told.
   where exists (select from waybill.endpoints e
     where e.tenant_id = tenant and e.is_active and e.endpoint_id <> about and e.subscribed_events @> array[type])
 $$;
 
--- Makes events of at most `most` announcements, delivered to the tenants' active endpoints that name the type; `*` does not
--- stand for these. Never to the endpoint that it is about. Answers how many there were.
+-- Makes events of at most `most` announcements, delivered to the tenants' active endpoints that name the type; `*` does not stand
+-- for these. An announcement never goes to the endpoint that it is about. Returns how many there were.
 create or replace function waybill.publish_announcements(most int) returns bigint language plpgsql as $$
 declare
   told bigint;

@@ -8,8 +8,8 @@ create or replace function waybill.bundle_id(first_delivery uuid) returns uuid l
   select overlay(first_delivery::text placing '8' from 15)::uuid
 $$;
 
--- How many of the jobs that are due, from priority `top` down to `bottom`, hold `most` deliveries at most, but one job in any case; and
--- whether more are due than these. In the order of the index, as they are fetched.
+-- How many of the due jobs, from priority `top` down to `bottom`, together hold at most `most` deliveries, but always one job if
+-- any is due; and whether more are due than these. In the order of the index, as they are fetched.
 create or replace function waybill.fit_jobs(bottom int, top int, most int, out jobs int, out more boolean) language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 as $$
@@ -34,9 +34,9 @@ begin
   end loop;
 end $$;
 
--- Takes deliveries out of their bundles, and answers with those that were in them. A bundle that nothing is left of is finished; one
--- that was not touched for a while, perhaps because it was locked here, is now, as its worker is alive. Bundles are locked in the order of
--- their ids.
+-- Takes deliveries out of their bundles, and returns those that were in them. A bundle with nothing left in it is finished; one
+-- that was not touched for a while, perhaps because it was locked here, is touched now, as its worker is alive. Bundles are
+-- locked in the order of their ids.
 create or replace function waybill.leave_bundles(bundles uuid[], deliveries uuid[]) returns uuid[] language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
 set enable_mergejoin = off
@@ -64,13 +64,14 @@ begin
   return coalesce(present, '{}');
 end $$;
 
--- Finishes the jobs of deliveries that are claimed still, or their part in bundles, and answers with those. A fence is `job id:retry count`.
+-- Finishes the jobs of those deliveries that are still claimed, or their part in bundles, and returns these deliveries. A fence
+-- is `job id:retry count`.
 create or replace function waybill.finish_claims(deliveries uuid[], fences text[]) returns uuid[] language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 declare
   jobs constant uuid[] := array(select left(fence, 36)::uuid from unnest(fences) as u (fence));
-  -- Of those that are the deliveries' own.
+  -- Those of them that are a delivery's own.
   own constant uuid[] := array(select id from unnest(deliveries, jobs) as u (id, job) where id = job);
   finished uuid[] := '{}';
 begin
@@ -85,9 +86,9 @@ begin
   return finished;
 end $$;
 
--- Gives deliveries that are in claimed bundles jobs of their own, which are claimed as well, or, unless `claimed`, wait at the bundle's
--- place. Those that are in none are left alone. What a bundle has of deliveries that are not its own any more, as an earlier version's
--- sweep may have it, merely leaves it.
+-- Gives deliveries that are in claimed bundles jobs of their own, which count as claimed as well or, unless `claimed`, wait at
+-- the bundle's place. Deliveries that are in none are left alone. One that is listed in a bundle but no longer belongs to it, as
+-- after an earlier version's sweep, merely leaves it.
 create or replace function waybill.unbundle(tenants text[], bundles uuid[], deliveries uuid[], claimed boolean) returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$

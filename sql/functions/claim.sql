@@ -1,9 +1,9 @@
 -- Claims at most `most` due deliveries, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts
 -- where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's month here, before it is
--- sent, so that the quota holds however many workers claim at once; what goes beyond it (within_quota) is not an attempt and
--- is taken out again when it is recorded. `sendable` is not true where the endpoint takes nothing now; status is null where the
--- delivery is gone, or not its bundle's any more. `bundle` is the job that a delivery shares, null if it has its own. `leads` marks the
--- first one of each endpoint, and `more` tells whether others are due.
+-- sent, so that the quota holds however many workers claim at once; what goes beyond it (not within_quota) is not attempted, and
+-- is taken off the count when that is recorded. `sendable` is not true where the endpoint takes nothing now; status is null where
+-- the delivery is gone, or no longer in its bundle. `bundle` is the job that a delivery shares, null if it has its own. `leads`
+-- marks the first delivery of each endpoint, and `more` tells whether further ones are due.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
 -- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
@@ -20,7 +20,7 @@ declare
   first_retry constant int := waybill.first_retry();
   tenants text[];
   ids uuid[];
-  -- What the partitions that they are in are found by.
+  -- The bounds by which their partitions are found.
   first_id uuid;
   last_id uuid;
   tries int[];
@@ -56,8 +56,8 @@ begin
   ) claimed;
   if ids is null then return; end if;
   if cardinality(ids) > most then
-    -- A first bundle that holds more, or others have claimed what was to be claimed here. What is too much goes back to its place:
-    -- whole bundles as they were, and some of one.
+    -- The first bundle alone holds more, or others have claimed jobs that were counted above, and larger ones came in their
+    -- place. What is too much goes back to its place: whole bundles as they were, and part of one as jobs of their own.
     surplus := array(select id from unnest(ids, bundles, priorities) as u (id, bundle, priority) where bundle is not null
       order by priority, bundle desc, id desc limit cardinality(ids) - most);
     unclaimed := array(select bundle from unnest(ids, bundles) as u (id, bundle) where bundle is not null
@@ -79,7 +79,7 @@ begin
     left join lateral (
       select * from waybill.deliveries d where d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
         and d.delivery_id between first_id and last_id offset 0
-    -- One that has left its bundle otherwise, as an earlier version's sweep may have it, has a job of its own, or will.
+    -- A delivery that has left its bundle in another way, as by an earlier version's sweep, has or gets a job of its own.
     ) d on j.bundle is null or d.bundle = j.bundle and not d.held
     left join lateral (
       select payload from waybill.events e where e.tenant_id = d.tenant_id and e.event_id = d.event_id
@@ -102,9 +102,9 @@ begin
     select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once,
       f.status in ('pending', 'retrying') and t.is_active
         and (t.breaker is distinct from 'open' or t.probing = f.delivery_id)
-        -- A slot is good for one attempt, and a worker that comes late to it must not crowd those of the next ones.
+        -- A slot is good for one attempt, and a worker that is late for it must not crowd into the slots of the next ones.
         and (t.max_per_second is null or coalesce(f.slot > extract(epoch from now()) * 1000 - 250, false))
-        -- An endpoint that is ordered since a moment ago has more than one in the queue.
+        -- An endpoint that became ordered only a moment ago may have more than one in the queue.
         and (not t.ordered or waybill.is_oldest(f.tenant_id, f.endpoint_id, f.delivery_id)) as sendable
     from found f left join targets t using (tenant_id, endpoint_id)
   ), counted as (
@@ -127,26 +127,26 @@ begin
   from judged j left join metered m using (tenant_id)
   order by j.delivery_id;
 
-  -- A row that is locked is passed over: who has it sets it as we would. To wait for it, with jobs in hand, could be to wait for
-  -- each other.
+  -- A row that is locked is passed over: whoever has locked it sets it as we would, and waiting for it with jobs locked could
+  -- deadlock.
   if retries then
-    -- Below what is due now, it is from before the database's clock was set back.
+    -- A mark below what is due now is from before the database's clock was set back.
     update waybill.claim_marks set retry = lowest where ctid = (
       select ctid from waybill.claim_marks where retry > lowest or retry < waybill.retry_priority(now()) for update skip locked);
   else
-    -- A tag from before the clock was set back (waybill.rebase_queue) is far ahead, and must not undo it.
+    -- A tag from before the clock was set back (waybill.rebase_queue) is far ahead, and must not undo that.
     update waybill.queue_clock set tag = newest
     where ctid = (select ctid from waybill.queue_clock where tag < newest and tag > newest - 1e7 for update skip locked);
   end if;
   update waybill.claim_marks m
-  -- By the time at which the clock was read: this may have waited for seconds.
+  -- The time at which the clock is read, not the transaction's, which may have waited for seconds.
   set since = clock_timestamp(), old_tag = m.next_tag, next_tag = c.tag, old_retry = m.next_retry, next_retry = m.retry
   from waybill.queue_clock c
   where m.ctid = (
     select ctid from waybill.claim_marks where since not between clock_timestamp() - interval '3 seconds' and clock_timestamp() for update skip locked);
 end $$;
 
--- For workers of before version 0.1.3, beside which an upgrade is made: they know of no bundles.
+-- For workers from before version 0.1.3, which run on during an upgrade: they know of no bundles.
 create or replace function waybill.claim(retries boolean, thorough boolean, most int, monthly_attempts bigint)
 returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, status waybill.delivery_status, attempt_count int,
                earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, url text, signing_secret bytea,
@@ -161,12 +161,13 @@ language sql as $$
   select c.tenant_id, c.delivery_id, c.retry_count, c.slot, c.status, c.attempt_count, c.earlier_attempts, c.event_id, c.event_type,
     c.payload, c.endpoint_id, c.url, c.signing_secret, c.previous_secret, c.at_once, c.sendable, c.within_quota, c.now
   from claimed c left join single on true
-  -- What is not its bundle's any more would be taken for gone, and its own job deleted.
+  -- A delivery that is no longer in its bundle would be taken for gone, and its own job deleted.
   where c.bundle is null or c.status is not null
 $$;
 
--- Whether an ordered endpoint has nothing older that is not finished. By index, whether that is held or not. A function of its
--- own, since within waybill.claim_due each claim would open the indexes of every day, which takes longer than the rest of it.
+-- Whether an ordered endpoint has no older delivery that is not finished. Two look-ups by index, for what is held and what is
+-- not. A function of its own, since within waybill.claim_due each claim would open the indexes of every day, which takes longer
+-- than the rest.
 create or replace function waybill.is_oldest(tenant text, endpoint uuid, delivery uuid) returns boolean language plpgsql stable
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -178,8 +179,8 @@ begin
       and status in ('pending', 'retrying') and held and delivery_id < delivery);
 end $$;
 
--- Says of claims that their worker is alive. In the order of their ids, and without those that somebody settles at this
--- moment: to wait for them with others in hand could be to wait for each other.
+-- Notes that the worker that has these claims is alive. In the order of their ids, and without those that somebody settles at
+-- this moment: waiting for them with others locked could be a deadlock.
 create or replace function waybill.touch(ids uuid[], retry_counts int[]) returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
@@ -191,6 +192,6 @@ declare
       where j.name = 'deliveries' and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
       for no key update skip locked offset 0) j);
 begin
-  -- By a list, and not by a join: where the queue was empty at the last look, the planner would go through all of them for each job.
+  -- By a list, not by a join: if the queue was empty when it was last analyzed, a join would go through all claims for each job.
   update pgboss.job set heartbeat_on = now() where name = 'deliveries' and id = any(claimed);
 end $$;

@@ -1,9 +1,9 @@
--- Claims that are not to be sent now. Both ways name the ids of the jobs and are planned anew each time: a planner that
--- knows nothing of the queue yet, or takes it for short, would start from all of it for each batch, just when an outage
--- makes it long.
+-- Puts away claims that are not to be sent now. Both ways list the ids of the jobs and are planned anew each time: otherwise a
+-- planner that knows nothing of the queue yet, or believes it short, would go through all of it for each batch, just when an
+-- outage has made it long.
 
--- Gives claims back as if they had not been made, due at once, no retry spent, nothing counted. Only what is still claimed as
--- it was is touched; answers with how many.
+-- Gives claims back as if they had not been made: due at once, no retry spent, nothing counted. Claims that have lapsed are left
+-- alone. Returns how many were given back.
 create or replace function waybill.unclaim(ids uuid[], retry_counts int[]) returns bigint language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$
@@ -23,8 +23,8 @@ begin
 end $$;
 
 -- Takes claimed deliveries out of the queue: their rows wait, `held`, until waybill.release_held queues them again with the
--- retries that they have left. `bundles`: the jobs of those that have none of their own. `counted`: they have places in the month, which
--- they give back.
+-- retries that they have left. `bundles`: the jobs of those that have none of their own. `counted`: they have been counted
+-- against the month, and are taken off again.
 create or replace function waybill.hold_claims(tenants text[], deliveries uuid[], endpoints uuid[], bundles uuid[], retry_counts int[], counted boolean)
 returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
@@ -45,7 +45,7 @@ begin
   where c.id = any(finished) and d.tenant_id = c.tenant_id and d.delivery_id = c.id
     and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)]);
   perform waybill.count_held(held_tenants, held_endpoints, array_fill(1, array[cardinality(held_tenants)]));
-  -- A probe for which there was no room is due again soon, not when its lease ends, and is the next one.
+  -- A probe for which there was no room is due again soon, not when its lease ends, and remains the next one.
   update waybill.endpoint_stats s set next_probe_at = now() + interval '1 second'
   from unnest(held_tenants, held_endpoints) as h (tenant_id, endpoint_id)
   where s.tenant_id = h.tenant_id and s.endpoint_id = h.endpoint_id and s.breaker = 'open' and s.probing = any(finished);
@@ -53,15 +53,15 @@ begin
   if counted then perform waybill.refund_attempts(held_tenants); end if;
 end $$;
 
--- For workers of before version 0.1.3.
+-- For workers from before version 0.1.3.
 create or replace function waybill.hold_claims(tenants text[], deliveries uuid[], endpoints uuid[], retry_counts int[], counted boolean)
 returns void language sql as $$
   select waybill.hold_claims(tenants, deliveries, endpoints, array_fill(null::uuid, array[cardinality(deliveries)]), retry_counts, counted)
 $$;
 
--- Gives places in the month back for attempts that were counted and then not made. What was counted in one month and is put
--- away in the next is given back to the next, whose count does not fall below nothing. The rows are locked in the order in
--- which claims lock them.
+-- Takes attempts that were counted and then not made off the month's count. One that was counted in one month and is put away in
+-- the next is taken off the next month's count, which does not fall below zero. The rows are locked in the order in which claims
+-- lock them.
 create or replace function waybill.refund_attempts(tenants text[]) returns void language sql as $$
   select from waybill.usage
   where tenant_id = any(tenants) and month = date_trunc('month', now() at time zone 'utc')::date and metric = 'attempts'

@@ -1,7 +1,7 @@
 -- Ids are UUIDv7 (RFC 9562, 5.7) made here, so that one clock, the database's, orders everything: 48 bits of milliseconds,
 -- then 12 bits of the millisecond's fraction (method 3), then 62 random bits. created_at is read back from the id.
 
--- `us` are microseconds since 1970. A single expression, so that Postgres puts it in place of the call.
+-- `us` are microseconds since 1970. A single expression, so that Postgres can inline it.
 create or replace function waybill.make_id(us bigint) returns uuid language sql volatile parallel safe as $$
   select (lpad(to_hex(us / 1000), 12, '0') || '7' || lpad(to_hex(us % 1000 * 4096 / 1000), 3, '0')
     || substr(gen_random_uuid()::text, 20))::uuid

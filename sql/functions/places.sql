@@ -1,10 +1,11 @@
 -- Where a job stands in the queue. First attempts stand at their tag, in fair order (waybill.queue_clock); retries behind all
 -- of them, in the order in which they are due.
 
--- The first priority that retries have: above it are first attempts alone.
+-- The highest priority that retries have: only first attempts are above it.
 create or replace function waybill.first_retry() returns int language sql immutable parallel safe as $$ select -1400000000 $$;
 
--- A second later is one less, from 2026 on for 23 years. How much of the worker retries get is the dispatcher's business.
+-- One lower for each second later, which lasts for 23 years from 2026. How much of the worker retries get is up to the
+-- dispatcher.
 create or replace function waybill.retry_priority(due timestamptz) returns int language sql stable as $$
   select waybill.first_retry() - greatest(0, ceil(extract(epoch from due - '2026-01-01 00:00+00'::timestamptz)))::int
 $$;
@@ -16,12 +17,12 @@ create or replace function waybill.place_again(priority int) returns int languag
 $$;
 
 -- Priorities are int4, and the clock goes on for ever: at 5,000 deliveries a second it would reach the retries' priorities
--- after seven months. So all tags are moved down by the clock's, when there is little to move, or when it is time. True when
--- done.
+-- after seven months. So all tags are lowered by the clock's: from `soft` on when there is little to move, from `hard` on in any
+-- case. True when done.
 --
--- What publishes, releases and records is kept waiting meanwhile, since it goes by the clock that it has read. This locks the
--- tables through which everything is written, and none of their days, where an index may be in the making; and while it waits
--- for them, everybody waits behind it, so it gives up soon, to try again in an hour.
+-- Whoever publishes, releases or records is kept waiting meanwhile, since they go by the clock as they have read it. For that,
+-- this locks the tables through which everything is written, but none of their daily partitions, where an index may be being
+-- built. While it waits for these locks, everybody waits behind it, so it gives up soon, to try again in an hour.
 create or replace function waybill.rebase_queue(soft float8 default 1e8, hard float8 default 1e9) returns boolean language plpgsql as $$
 declare
   base float8;
@@ -41,7 +42,8 @@ begin
     return false;
   end;
   select floor(tag) into base from waybill.queue_clock for update;
-  -- Who has one of these locked claims it, and may want the tables; should it come back to the queue, waybill.gather_strays finds it.
+  -- Whoever has locked one of these jobs is claiming it, and may want the tables, so it is passed over. Should it come back to
+  -- the queue, waybill.gather_strays finds it.
   with waiting as (
     select id from pgboss.job where name = 'deliveries' and state < 'active' and priority > waybill.first_retry() for update skip locked
   )
@@ -58,8 +60,8 @@ begin
 end $$;
 
 -- Whoever read the clock before it was set back, and wrote afterwards, has placed jobs and endpoints months ahead of everybody
--- else's. This brings them to where the clock is, and answers how many there were. No honest place is so far ahead (1e7): that would
--- be millions of one endpoint's deliveries.
+-- else's. This brings them to where the clock is, and returns how many there were. No proper place is as far ahead as 1e7: that
+-- would take millions of deliveries to one endpoint.
 create or replace function waybill.gather_strays() returns int language plpgsql as $$
 declare
   clock constant float8 := (select tag from waybill.queue_clock);

@@ -1,24 +1,24 @@
 -- Accepts events: a batch of requests, one transaction, one round trip. It is a function because each step decides what the
 -- next may do.
 --
--- Element i of the arrays is request i. A null type marks a request that was refused before (bad body): it counts against
--- the rate limit and nothing else. `limits` holds the service's own: rate, window_seconds, fanout, monthly_events,
--- monthly_attempts. One row comes back per request:
+-- Element i of the arrays is request i. A null type marks a request without an event (its body was refused, or has not been read
+-- yet): it counts against the rate limit and nothing else. `limits` holds the service's own: rate, window_seconds, fanout,
+-- monthly_events, monthly_attempts. One row comes back per request:
 --   accepted          stored with its deliveries and jobs
 --   counted           a null type, within the rate limit
 --   key_taken         event_id is the event that has the key; same_text tells whether it is the same text,
 --                     else original_type and original_payload are for comparing as JSON
---   try_again         what had its key is gone (refused in this batch, or removed by retention), or the full window that it met
---                     has ended: publish it again
+--   try_again         the event that had its key is gone (refused in this batch, or removed by retention), or the full window
+--                     that it met has ended: publish it again
 --   rate_limited, fanout, monthly_events, monthly_attempts    refused; details say why
 -- The last columns are where the request stands in its rate window (a rate_limit of 0 means there is none); window_left is in
 -- seconds.
 --
--- A tenant's counters are locked for as short as can be: where no limit is near, they are read first and counted last. If
--- others have reached a limit in between, the batch fails with serialization_failure, stores nothing, and is to run again. Tables
--- are locked before counters' rows, and rows in this order: idempotency_keys, rate_windows, the month's events (usage), deliveries,
--- attempt_counts, endpoint_stats. Others keep to it but for two things: the month's attempts come last, and a release takes
--- endpoints before the deliveries that they hold.
+-- A tenant's counters are locked as briefly as possible: where no limit is near, they are read first and counted last. If others
+-- have reached a limit in between, the batch fails with serialization_failure, stores nothing, and is to run again. Tables are
+-- locked before rows of counters, and rows in this order: idempotency_keys, rate_windows, the month's events (usage), deliveries,
+-- attempt_counts, endpoint_stats. All other functions keep to it, with two exceptions: the month's attempts come last, and a
+-- release locks endpoints before the deliveries held for them.
 --
 -- Elements are read by unnest, since a subscript walks a text array from its start. What is decided about each request is
 -- worked out only when a batch meets a limit.
@@ -40,7 +40,7 @@ declare
   -- A microsecond apart, so that the order within the batch is the order of the ids.
   moment_us constant bigint := extract(epoch from moment) * 1000000;
   ids constant uuid[] := array(select waybill.make_id(moment_us + i) from generate_subscripts(tenants, 1) i order by i);
-  -- Of each tenant in the batch: how many requests it has here, its limits, and what has been counted, with these as soon as they are.
+  -- Of each tenant in the batch: how many requests it has here, its limits, and its counts, which include these once counted.
   batch_tenants text[];
   request_counts int[];
   rates int[];
@@ -78,7 +78,7 @@ declare
   new_steps float8[];
   new_bundles uuid[];
 begin
-  -- 1. Limits as they stand. Who is beyond its rate already needs no further look.
+  -- 1. Limits as they stand. A tenant that has used up its rate needs no further look.
   select array_agg(tenant_id), array_agg(n), array_agg(rate), array_agg(fanout), array_agg(per_month), array_agg(attempts_per_month),
     array_agg(tried), array_agg(count), array_agg(window_start), array_agg(published),
     bool_or(rate > 0 and count + n > rate or published + n > per_month or tried >= attempts_per_month),
@@ -127,7 +127,7 @@ begin
     ) k on true;
   end if;
 
-  -- 3. Match. Where deliveries are held, or paced, new ones stand in line behind them.
+  -- 3. Match. Where deliveries are held, paced or ordered, new ones are held too, behind them.
   select array_agg(k.tenant_id), array_agg(k.event_type), array_agg(e.endpoint_id),
     array_agg(coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null),
     array_agg(greatest(s.tag, clock.tag)), array_agg(k.step), max(clock.tag)
@@ -138,7 +138,7 @@ begin
       select tenant_id, array_agg(distinct event_type) as kinds
       from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null group by tenant_id
     ) t
-    -- A tenant's turn is shared by its endpoints that have a backlog; one of 64 counts in full, a smaller one as the part that it is.
+    -- A tenant's turn is shared by its endpoints with a backlog: one of 64 counts in full, a smaller one in proportion.
     cross join lateral (
       select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 as step from waybill.endpoint_stats b
       where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held offset 0
@@ -153,14 +153,15 @@ begin
   ) s on true
   cross join waybill.queue_clock clock;
 
-  -- 4. Where something may be refused, and where the endpoints' rows are wanted early, count now; then take back what has been counted
-  -- against the month for what is refused.
+  -- 4. If something may be refused, or the endpoints' rows are wanted early (5.), count now; then take what is refused off the
+  -- month's count.
   if cardinality(match_endpoints) > any(max_fanout) then
     near_limit := true;
   end if;
   counted_early := near_limit or coalesce(match_held @> array[true], false);
   if counted_early then
-    -- Before the rows, as where they come last: who waits for these tables for itself has others wait behind it.
+    -- Before the counters' rows, as when those are counted last: this may have to wait behind somebody who waits for a whole
+    -- table, and then must not have any of the rows.
     lock table only waybill.events, only waybill.deliveries in row exclusive mode;
     with tallied as (
       insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
@@ -173,7 +174,7 @@ begin
     ), used as (
       insert into waybill.usage as u (tenant_id, month, metric, count)
       select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
-      -- Rows of the one table before those of the other.
+      -- Rows of rate_windows before those of usage.
       where out is null and (select count(*) from tallied) >= 0 group by tenant_id order by tenant_id
       on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
       returning tenant_id, count
@@ -221,10 +222,10 @@ begin
     outcomes := verdicts;
   end if;
 
-  -- 5. What is to be held is checked again with the endpoints locked: their held deliveries may have been released by now. Otherwise
-  -- each batch of a busy tenant would find what the one before has held, though it is released all the time.
+  -- 5. What is to be held is checked again with the endpoints locked: their held deliveries may have been released by now.
+  -- Otherwise each batch of a busy tenant would be held because the one before was, although that is released all the time.
   if match_held @> array[true] then
-    -- All of them, or those that follow would be locked out of order when they are counted.
+    -- All endpoints, or the others would be locked out of order when their deliveries are counted.
     perform from waybill.endpoint_stats s
     join unnest(match_tenants, match_endpoints) as m (tenant_id, endpoint_id)
       on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
@@ -257,7 +258,7 @@ begin
       using (tenant_id, event_type)
     where out is null
   ), placed as (
-    -- Those that stand at one place in the queue share jobs, by sixteen.
+    -- Deliveries that stand at the same place in the queue share jobs, up to sixteen each.
     select *, (row_number() over (place order by i, delivery_id) - 1)::int as nth, count(*) over place as there
     from due window place as (partition by tenant_id, held, floor(tag))
   ), bundled as materialized (
@@ -273,7 +274,7 @@ begin
     array_agg(step), array_agg(bundle)
   into new_items, new_tenants, new_ids, new_endpoints, new_held, new_tags, new_steps, new_bundles from bundled;
 
-  -- 7. Queue what is not held. One notification a batch, since it takes a global lock at commit.
+  -- 7. Queue what is not held. One notification for each batch, since it takes a global lock at commit.
   if new_held @> array[false] then
     perform waybill.enqueue_new(new_tenants, new_ids, new_tags, new_held, new_bundles);
     perform pg_notify('waybill_due', '');
@@ -281,7 +282,7 @@ begin
   if new_held @> array[true] then perform pg_notify('waybill_held', ''); end if;
 
   -- 8. Count what has not been counted, and the deliveries, tenants' rows before the endpoints': from here on other batches of the same
-  -- tenants wait. An endpoint's tag moves on by what has been queued for it here, also where another batch has queued at the same tags.
+  -- tenants wait. An endpoint's tag moves on by what has been queued for it here, even if another batch has queued at these tags.
   with tallied as (
     insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
     select tenant_id, 'events:write', this_window, n from unnest(batch_tenants, request_counts, rates) as a (tenant_id, n, rate)
@@ -352,7 +353,7 @@ begin
     cross join lateral (select * from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id offset 0) e
     where out = 'key_taken' and k.tenant_id = u.tenant_id and k.key = u.key
   ) o on true
-  -- What lost its key to a request of this batch that was then refused is refused as well, if it is of the same type.
+  -- A request that lost its key to one of this batch that was then refused is refused as well, if both are of the same type.
   left join lateral (
     select r.outcome, r.reason from unnest(tenants, types, keys, outcomes, reasons) as r (tenant_id, event_type, key, outcome, reason)
     where out = 'key_taken' and r.tenant_id = u.tenant_id and r.event_type = u.event_type and r.key = u.key

@@ -1,7 +1,8 @@
--- Records attempts and answers how each endpoint stands afterwards, and which deliveries' claims still held (`settled`). A
--- fence is `job id:retry count`: that job is finished here (of a bundle, the delivery's part), and where another worker has claimed it
--- meanwhile, nothing of the attempt is stored. Without one the caller has settled the job. started_at is null where the quota forbade the attempt.
--- `reasons`, `next_attempts`, `errors` and `error_messages` are null as a whole where no attempt has one.
+-- Records attempts and returns how each endpoint stands afterwards, and which deliveries' claims were still valid (`settled`). A
+-- fence is `job id:retry count`: that job is finished here (of a bundle, the delivery's part), and where another worker has
+-- claimed it meanwhile, nothing of the attempt is stored. Where there is no fence, the caller has settled the job. `started` is
+-- null where the quota forbade the attempt. `reasons`, `next_attempts`, `errors` and `error_messages` are null as a whole where
+-- no attempt has one.
 create or replace function waybill.record(tenants text[], deliveries uuid[], fences text[], endpoints uuid[], urls text[],
   attempt_numbers int[], recorded_attempts int[], old_statuses waybill.delivery_status[], statuses waybill.delivery_status[],
   reasons waybill.dead_letter_reason[], next_attempts timestamptz[], started timestamptz[], durations_ms int[],
@@ -14,7 +15,7 @@ as $$
 #variable_conflict use_column
 declare
   fenced constant uuid[] := array(select id from unnest(deliveries, fences) as u (id, fence) where fence is not null);
-  -- Null where all are, which is the rule.
+  -- Null if all are, as is usual.
   finished uuid[] := waybill.finish_claims(fenced, array_remove(fences, null));
 begin
   if cardinality(finished) = cardinality(fenced) then finished := null; end if;
@@ -32,8 +33,8 @@ begin
             reason, next_attempt_at, started_at, duration_ms, status_code, error, error_message, response_body, response_truncated)
     where finished is null or fence is null or delivery_id = any(finished)
   ), made as (
-    -- Attempts that are missing before this one were lost with their worker: when they ended is unknown, so they are
-    -- dated at the attempt that found them out.
+    -- Attempts that are missing before this one were lost with their worker: when they ended is unknown, so they are dated at the
+    -- attempt that revealed them.
     select tenant_id, delivery_id, endpoint_id, url, attempt_number, started_at, duration_ms, status_code, error, error_message,
       response_body, response_truncated, next_attempt_at,
       (case status when 'delivered' then 'succeeded' when 'retrying' then 'will_retry' else 'exhausted' end)::waybill.retry_state
@@ -64,7 +65,7 @@ begin
       max(started_at) filter (where retry_state <> 'succeeded') as last_failure_at,
       min(started_at) filter (where is_strike) as first_failure_at, count(*) filter (where is_strike) as failures
     from made m cross join lateral (
-      -- What failed at another URL than the endpoint has now says nothing about that one; nor does the loss of a worker.
+      -- What failed at a URL that the endpoint no longer has says nothing about its present one; nor does the loss of a worker.
       select case when retry_state <> 'succeeded' and m.error is distinct from 'worker_lost' then (
         select p.url = m.url from waybill.endpoints p where p.tenant_id = m.tenant_id and p.endpoint_id = m.endpoint_id
       ) else false end as is_strike offset 0
@@ -109,7 +110,7 @@ set enable_hashjoin = off set enable_mergejoin = off set enable_material = off s
 as $$
 declare
   ids constant uuid[] := array(select id from unnest(deliveries) as u (id) order by id);
-  -- What the partitions that they are in are found by.
+  -- The bounds by which their partitions are found.
   first_id constant uuid := waybill.first_delivery_id(ids[1]);
   last_id constant uuid := waybill.last_delivery_id(ids[cardinality(ids)]);
 begin
@@ -137,7 +138,7 @@ begin
   when not matched and false then insert (tenant_id) values (r.tenant_id);
 end $$;
 
--- Where the quota forbade an attempt, nothing follows the one before. That one is here if it did not lose its worker.
+-- Where the quota forbade an attempt, the one before was the last, and is marked so. It has a record unless it lost its worker.
 create or replace function waybill.exhaust_last(tenants text[], deliveries uuid[], fences text[], finished uuid[], attempt_numbers int[],
   started timestamptz[])
 returns void language plpgsql
@@ -154,7 +155,7 @@ begin
     and a.retry_state = 'will_retry';
 end $$;
 
--- Gives up deliveries that have lost their worker in their last attempt, and records it.
+-- Gives up deliveries that have lost their worker in their last attempt, and records that attempt.
 create or replace function waybill.record_lost(tenants text[], deliveries uuid[], endpoints uuid[], urls text[], attempt_numbers int[],
   recorded_attempts int[], old_statuses waybill.delivery_status[])
 returns void language plpgsql
@@ -174,7 +175,7 @@ $$;
 
 do $$
 begin
-  -- Up to Postgres 17, a kept plan of a merge opens every day that there is for writing.
+  -- Up to Postgres 17, a kept plan of a merge opens all daily partitions for writing.
   if current_setting('server_version_num')::int < 180000 then
     alter function waybill.move_deliveries set plan_cache_mode = force_custom_plan;
   end if;

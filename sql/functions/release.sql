@@ -1,16 +1,16 @@
 -- Lanes: what is held goes back to the queue here, and only here, so that what stands in the queue may be sent now.
 
--- Queues held deliveries, oldest first, and says how many of each endpoint. `busy` is how many of its deliveries the caller
--- has in hand, `most` how many it can make use of.
+-- Queues held deliveries, oldest first, and returns how many of each endpoint. `busy` is how many of its deliveries the caller
+-- has in hand, `most` how many it can have in hand.
 --   inactive       none
 --   ordered        one, when none is queued
---   breaker open   one, when a probe is due, the one that was asked for first; the next is due after `lease`, unless the probe's
+--   breaker open   one, when a probe is due: the one that was asked for, if any; the next is due after `lease`, unless the probe's
 --                  outcome says otherwise
 --   half open      up to twice its ramp: as many as may be under way, and as many to follow them without a pause
 --   max_per_second as many as have a slot in the coming half second; each carries its slot
--- What is urgent goes to the front of its tenant's turn, and retries to the front of all retries: probes, what follows them,
--- slots, and the one delivery for which an ordered endpoint's others wait. At the end of the turn, behind up to 64 deliveries of
--- every tenant with a backlog, their time would be over. They still use up their tenant's share.
+-- What is urgent goes to the front of its tenant's turn, or if it is a retry, of all retries: probes, what follows them,
+-- deliveries with a slot, and the one for which an ordered endpoint's others wait. At the end of the turn, behind up to 64
+-- deliveries of every tenant with a backlog, their time would be over. They still use up their tenant's share.
 create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval)
 returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
 set plan_cache_mode = force_custom_plan
@@ -20,7 +20,7 @@ declare
   picked record;
   jobs text;
 begin
-  -- Before the counters' rows, as waybill.rebase_queue takes them.
+  -- Before the counters' rows, as in waybill.rebase_queue.
   lock table only waybill.deliveries in row exclusive mode;
   -- A statement of its own: the next ones must see what whoever had the locks before has released.
   perform from waybill.endpoint_stats s
@@ -31,7 +31,7 @@ begin
     select s.tenant_id, s.endpoint_id, e.max_per_second,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
       greatest(s.next_slot, now()) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
-      -- A probe that somebody has asked for (waybill.replay), or for which there was no room.
+      -- A probe that somebody has asked for (waybill.replay), or for which there was no room before.
       case when s.breaker = 'open' and not e.ordered and s.next_probe_at <= now() then waybill.if_held(s.tenant_id, s.probing) end as wanted,
       case
         when not e.is_active then 0
@@ -59,12 +59,12 @@ begin
         and d.delivery_id >= coalesce(l.wanted, '00000000-0000-0000-0000-000000000000')
       order by d.delivery_id limit greatest(l.room, 0)) d
     window lane as (partition by l.tenant_id, l.endpoint_id order by d.delivery_id)
-    -- Whoever publishes to one of these endpoints waits for all of it. What is left is for the next look.
+    -- Whoever publishes to one of these endpoints waits for the whole release. The rest is left to the next look.
     limit 2000
   )
   select count(*)::int as n, array_agg(tenant_id) as tenants, array_agg(endpoint_id) as endpoints, array_agg(delivery_id) as ids,
     array_agg(spent_retries) as retries, array_agg(urgent) as urgent, array_agg(max_per_second) as rates, array_agg(tag) as tags,
-    -- Where in a turn claiming is, its clock does not tell: what is of the next one may be part of it.
+    -- A turn earlier if urgent: the clock does not tell where in a turn claiming is, so the tag may be in the next one already.
     array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots,
     min(delivery_id::text)::uuid as first_id, max(delivery_id::text)::uuid as last_id
   into picked from chosen;
@@ -101,8 +101,8 @@ begin
   from unnest(picked.tenants, picked.ids, picked.retries, picked.urgent, picked.starts, picked.clocks, picked.slots)
     as p (tenant_id, id, retries, urgent, start, clock, slot);
   perform waybill.enqueue(jobs);
-  -- started_on is empty, so the next claim is this very retry and not one more. And a first attempt that is urgent stands
-  -- before all that have its priority: of each tenant with a backlog, that is up to 64.
+  -- started_on is empty, so the next claim is this very retry and not one more. And an urgent first attempt is put before all
+  -- others of its priority, of which each tenant with a backlog has up to 64.
   update pgboss.job j set retry_count = r.retries,
     created_on = case when r.retries = 0 then j.created_on - interval '1 day' else j.created_on end
   from unnest(picked.ids, picked.retries, picked.urgent) as r (id, retries, urgent)
@@ -111,7 +111,7 @@ begin
   return query select c.t, c.e, count(*)::int from unnest(picked.tenants, picked.endpoints) as c (t, e) group by c.t, c.e;
 end $$;
 
--- A delivery's id, if it is held. A function of its own, as waybill.is_oldest is.
+-- A delivery's id, if it is held. A function of its own for the same reason as waybill.is_oldest.
 create or replace function waybill.if_held(tenant text, delivery uuid) returns uuid language plpgsql stable
 set plan_cache_mode = force_custom_plan
 as $$
@@ -119,7 +119,7 @@ begin
   return (select delivery_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery and held);
 end $$;
 
--- Of an ordered endpoint, the one delivery that waits for its retry, and all others for it, is due now.
+-- Makes the one delivery of an ordered endpoint that waits for its retry, and for which all others wait, due now.
 create or replace function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language sql
 set plan_cache_mode = force_custom_plan
 as $$

@@ -1,7 +1,7 @@
--- Makes a delivery due now and answers with it as it then is; with nothing if the tenant has no such delivery. A finished one
--- becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry waits no longer; one
--- that is being attempted, or is held, stays as it is; one whose job is lost gets another. Its row is locked, so any number of
--- replays at once queue it once.
+-- Makes a delivery due now and returns it as it then is, or nothing if the tenant has no such delivery. A finished one becomes
+-- pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry waits no longer; one that
+-- is being attempted, or is held, stays as it is; one whose job is lost is held, to get another. Its row is locked, so that any
+-- number of replays at once queue it only once.
 create or replace function waybill.replay(tenant text, delivery uuid) returns setof waybill.deliveries language plpgsql
 set plan_cache_mode = force_custom_plan
 as $$
@@ -15,7 +15,7 @@ begin
     select event_id from waybill.events where tenant_id = tenant
       and event_id = (select event_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery) for key share
   )
-  -- `lines_up`: not everything may be sent at once, so it stands in line like any other.
+  -- `lines_up`: its endpoint may not take everything at once, so it waits in line like any other delivery.
   select d.endpoint_id, d.status, d.held, d.bundle, p.ordered,
     not p.is_active or p.ordered or p.max_per_second is not null or coalesce(s.breaker <> 'closed', false) as lines_up
   into it
@@ -43,9 +43,9 @@ begin
       perform pg_notify('waybill_due', 'retry');
       if it.lines_up then perform waybill.probe_now(tenant, it.endpoint_id, delivery, it.ordered, true); end if;
     end if;
-    -- A job that failed for good would swallow the new one of the same id.
+    -- A job that failed for good would swallow the new one, which has the same id.
     delete from pgboss.job where name = 'deliveries' and id = delivery and state > 'active';
-    -- Queueing it again would wait for whoever settles the job, and that waits for this delivery.
+    -- Looked up first: queueing it again would wait for whoever settles the job, who waits for this delivery.
     is_queued := exists (select from pgboss.job where name = 'deliveries' and id in (delivery, it.bundle));
     if is_finished and not is_queued then
       perform waybill.enqueue(json_build_array(json_build_object('id', delivery, 'priority', -floor(tag)::int,
@@ -62,8 +62,9 @@ begin
   return query select * from waybill.deliveries where tenant_id = tenant and delivery_id = delivery;
 end $$;
 
--- Whoever asks for a replay believes that the endpoint answers again: if it is failing, and no probe is under way, this delivery is
--- the next one, now. If it is ordered, that is the one for which all others wait. `is_queued`: it is on its way, and need not be released.
+-- Whoever asks for a replay believes that the endpoint answers again: if that is failing, and no probe is under way, this
+-- delivery is the next probe, now. At an ordered endpoint, the one that all others wait for is. `is_queued`: this delivery is in
+-- the queue, and need not be released.
 create or replace function waybill.probe_now(tenant text, endpoint uuid, delivery uuid, is_ordered boolean, is_queued boolean)
 returns void language plpgsql
 set plan_cache_mode = force_custom_plan
@@ -72,11 +73,11 @@ begin
   if is_ordered then perform waybill.hurry_ordered(tenant, endpoint); end if;
   update waybill.endpoint_stats set
     probing = case when not is_ordered then delivery end,
-    -- On its way, it is the probe: the next one comes after its outcome, or, if there is none, later than most attempts take.
+    -- If it is queued, it is the probe: the next one comes after its outcome or, if there is none, later than most attempts take.
     next_probe_at = case when is_queued and not is_ordered then greatest(next_probe_at, now() + interval '1 minute')
       else least(next_probe_at, now()) end
   where tenant_id = tenant and endpoint_id = endpoint and breaker = 'open' and probing is null
-    -- If it is due already, there is nothing to do: with the delivery's lock, its counters are not waited for without need.
+    -- If an ordered endpoint's probe is due already, nothing is left to do: no counters are waited for with the delivery locked.
     and (not is_ordered or next_probe_at > now());
   if found then perform pg_notify('waybill_held', ''); end if;
 end $$;

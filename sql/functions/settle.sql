@@ -1,9 +1,9 @@
--- Settles the jobs of failed attempts as pg-boss has it: a retry, or when none is left, the dead letter queue. A fence is
--- `job id:retry count`; where another worker has claimed the job meanwhile, nothing happens and nothing is answered. The
--- receiver's Retry-After (`not_before`, seconds) may only make the backoff longer. Retries stand behind first attempts.
--- next_attempt_at is null where there is none: the failed job is deleted then, since the dead-letter worker takes each one that is left
--- for a delivery whose worker was lost. It is planned anew each time and names the ids that it
--- looks for, as the functions of give-back.sql do.
+-- Settles the jobs of failed attempts as pg-boss does: a retry or, when none is left, the dead letter queue. A fence is
+-- `job id:retry count`; if another worker has claimed the job meanwhile, nothing happens and no row is returned. `not_before`
+-- (seconds from now, because of Retry-After or to spread failures out) may only make the backoff longer. Retries stand behind
+-- first attempts. next_attempt_at is null where no retry follows: then the failed job is deleted, since the dead-letter worker
+-- takes every failed job that is left for one whose worker was lost. This is planned anew each time and lists the ids that it
+-- looks for, like the functions of give-back.sql.
 create or replace function waybill.settle_failed(deliveries uuid[], fences text[], not_before int[])
 returns table (delivery_id uuid, next_attempt_at timestamptz) language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off

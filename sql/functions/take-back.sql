@@ -1,9 +1,8 @@
--- Takes claims back from workers that were lost: what nobody has touched for `lapse`, at most `most` of it, is due at once,
--- before all that waits. The next claim counts as a retry, which is pg-boss's fence against the worker that was only thought
--- lost. `crashes` is how many attempts in a row have no record. From `suspect` of them on, or with no retry left, the job is
--- not due: it is for the caller to fail it, which from `poison` on leaves it no retry. Unless `thorough`, what was touched
--- within the last minute is all that is looked at.
--- Bundles are taken apart first.
+-- Takes claims back from workers that were lost: up to `most` jobs that nobody has touched for `lapse` become due at once, before
+-- all that wait. The next claim counts as a retry, which is pg-boss's fence against the worker that was only thought lost.
+-- `crashes` is how many attempts in a row have no record. From `suspect` of them on, or with no retry left, the job does not
+-- become due: the caller has to fail it, and from `poison` on that leaves it no retry. Unless `thorough`, only what was touched
+-- within the last minute is looked at. Bundles are taken apart first.
 create or replace function waybill.take_back(lapse interval, suspect int, poison int, most int, thorough boolean)
 returns table (tenant_id text, delivery_id uuid, retry_count int, crashes int, due_now boolean) language plpgsql
 -- By index alone, whatever the statistics say of a queue that changes faster than they do.

@@ -9,18 +9,18 @@ export type Question = { text: string; name?: string; values?: unknown[] }
 export type Answer = QueryResult<Record<string, any>>
 export type Ask = (question: Question) => Promise<Answer>
 
-/** For the database's own word that a statement took too long to arrive. */
+/** How long the database's own word that a statement took too long may take to arrive. */
 const GRACE_MS = 500
 /**
- * Of SQLSTATE: those with which a connection ends. Their severity would say so, but in the server's language. What has none is no
- * answer. One that is read-only (25006) stays so, also when the database is not any more.
+ * SQLSTATEs after which a connection is given up. The severity would tell, but in the server's language. An error without a
+ * SQLSTATE is no answer. A connection that is read-only (25006) stays so even when the database no longer is.
  */
 const ENDS = /^($|08|57P|25P0[34]|25006)/
 
 /**
  * A pool of at most `max` connections, each opened when it is needed. One is closed after `idleMs` without use and `lifetimeSeconds` in
- * all (0: never). Who needs one waits for `patienceMs` at most, and a question that is not answered within as much ends its connection
- * (0: never).
+ * all (0: never). Whoever needs one waits for `patienceMs` at most, and a question that is not answered in about that time ends
+ * its connection (0: never).
  */
 export function createPool(
   config: ClientConfig,
@@ -29,17 +29,17 @@ export function createPool(
   const { max, patienceMs, log } = options
   const connections = new Set<Client>()
   const idle = new Set<Client>()
-  /** How those are refused who have not got a connection yet. */
+  /** Each refuses one who is still waiting for a connection. */
   const waiting = new Set<(error: Error) => void>()
   let closed: Promise<unknown> | undefined
 
-  /** Watched from the first on: one that is still being opened ends with the others. */
+  /** Known from the start, so that one that is still being opened ends with the others. */
   class Watched extends Client {
     constructor(more?: ClientConfig) {
       super({ ...more, ...config })
       connections.add(this)
       this.on('end', () => connections.delete(this) && idle.delete(this))
-      // What was asked of it fails, too.
+      // Nothing to do: what was asked of it fails as well.
       this.on('error', () => {})
       // A login that fails on this side would leave it open, and a process of the server waiting for a minute.
       this.connection.on('error', () => this.connection.stream.destroy())
@@ -91,7 +91,7 @@ export function createPool(
     })
 
   return {
-    /** Lends `work` a connection. One that cannot be relied on any more does not come back. */
+    /** Lends `work` a connection. One that can no longer be relied on is not taken back. */
     async lend<Result>(work: (ask: Ask) => Promise<Result>): Promise<Result> {
       const client = await borrow()
       let isLost = false
@@ -101,7 +101,7 @@ export function createPool(
             return await answer(client, question)
           } catch (error) {
             isLost ||= isLast(error) || isOutdated(error)
-            // It was made where the answer was read: this is where it was asked.
+            // Its stack shows where the answer was read; this shows where the question was asked.
             Error.captureStackTrace(error as Error)
             throw error
           }
@@ -110,13 +110,13 @@ export function createPool(
         client.release(isLost)
       }
     },
-    /** Opens a connection for good. */
+    /** Opens a connection for its caller to keep. */
     async open(): Promise<Client> {
       const client = new Watched({ query_timeout: patienceMs })
       await client.connect()
       return client
     },
-    /** Closes all connections: those in use as soon as they are free, but after `timeoutMs` at the latest. Who waits for one is refused. */
+    /** Closes all connections: those in use when they are free, or after `timeoutMs`. Whoever waits for one is refused. */
     async end(timeoutMs: number): Promise<void> {
       closed ??= pool.end()
       for (const refuse of waiting) refuse(new Error('the pool is closed'))
@@ -127,9 +127,9 @@ export function createPool(
   }
 }
 
-/** The pool itself knows those that are closed. */
+/** Whether a connection is given up after this error. The pool itself notices those that are closed. */
 const isLast = (error: unknown) => error instanceof DatabaseError && ENDS.test(error.code ?? '')
 
-/** Whether a connection has prepared a statement for what has another shape now: it refuses it before it does anything. */
+/** Whether a prepared statement is gone, or no longer fits the tables: it was refused before it did anything. */
 export const isOutdated = (error: unknown) =>
   error instanceof DatabaseError && ['RevalidateCachedQuery', 'FetchPreparedStatement'].includes(error.routine ?? '')

@@ -13,10 +13,10 @@ export const isTooSlow = (error: unknown) => error instanceof DatabaseError && e
 /** Whether a table is not there any more. */
 export const isGone = (error: unknown) => error instanceof DatabaseError && error.code === '42P01'
 
-/** Of SQLSTATE: cardinality, data, integrity, program limit and plpgsql errors. */
+/** Classes of SQLSTATE: cardinality, data, integrity, program limit and plpgsql errors. */
 const FAULTS_OF_VALUES = ['21', '22', '23', '54', 'P0']
 
-/** Whether the database is there and well, and what it was asked is at fault. */
+/** Whether the database is there and well, and the statement or its values are at fault. */
 export const isRefusal = (error: unknown) =>
   error instanceof DatabaseError && FAULTS_OF_VALUES.includes(error.code?.slice(0, 2) ?? '')
 

@@ -8,8 +8,8 @@ const SHARE = 'select pg_advisory_lock_shared(hashtext($1))'
 type Channel = { heard: (payload: string) => void; listening: () => void }
 
 /**
- * Listens to what is notified, on one connection that `connect` opens with the first channel. When that is lost, it is opened again,
- * as often as it takes. It is queried every few seconds, or one that leads nowhere would never be noticed.
+ * Listens for notifications on one connection, which `connect` opens for the first channel. When it is lost, it is opened again,
+ * as often as it takes. It is queried every few seconds, or it would never be noticed that it leads nowhere.
  */
 export function createListening(connect: () => Promise<Client>) {
   const channels = new Map<string, Channel>()
@@ -61,7 +61,7 @@ export function createListening(connect: () => Promise<Client>) {
         if (opened !== undefined) await client.query(`listen ${escapeIdentifier(channel)}`)
       } catch (error) {
         channels.delete(channel)
-        // One that others listen on is opened again, if it must be.
+        // A connection that serves other channels, too, is opened again if need be.
         if (opened === undefined) connection = undefined
         throw error
       }

@@ -62,7 +62,7 @@ export function openDb(
     types: { getTypeParser: (oid: number) => READ.get(oid) ?? types.getTypeParser(oid) },
   }
   config.options = startOptions(config.options, {
-    // Which the driver can read, whatever server, database or role are set to.
+    // A style that the driver can read, whatever server, database or role are set to.
     DateStyle: 'ISO',
     plan_cache_mode: 'force_custom_plan',
     // Up to Postgres 17, plans made with `enable_seqscan` off count as so expensive that they would be compiled at each use.
@@ -78,15 +78,15 @@ export function openDb(
   const pool = createPool(config, {
     max,
     patienceMs,
-    // A dead connection would be found out late where queries are slow or rare, so idle ones are soon closed. Migrating waits for
-    // ever, and its lock lives and dies with the connection.
+    // Where queries are slow or rare, a dead connection would be noticed late, so idle ones are soon closed. Migrating (0) waits
+    // for ever, and its lock lives and dies with the connection.
     idleMs: patienceMs && (patienceMs > PATIENCE_MS ? 5000 : 300_000),
     lifetimeSeconds: patienceMs && 3600,
     log: options.log,
   })
   const once = (question: Question) => pool.lend((ask) => ask(question))
   const sql = tag(async (question) => {
-    // It has not begun. Another connection prepares it anew, unless it had prepared it, too.
+    // An outdated statement has not begun. Another connection prepares it anew, unless it, too, has it from before.
     for (let tries = 0; ; tries++) {
       try {
         return await once(question)
@@ -120,11 +120,11 @@ async function inTransaction<Result>(ask: Ask, work: (sql: Db) => Promise<Result
     const result = await work(sql)
     isOver = true
     isFinished = true
-    // Where a failure was overlooked, Postgres rolls back.
+    // If `work` overlooked a failure, Postgres rolls back.
     if ((await ask({ text: 'commit' })).command !== 'COMMIT') throw new Error('the transaction was rolled back')
     return result
   } catch (error) {
-    // What is left of it must not run after the rollback.
+    // What is left of `work` must not run after the rollback.
     isOver = true
     // The error that counts is the first.
     if (!isFinished) await ask({ text: 'rollback' }).catch(() => {})

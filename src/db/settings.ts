@@ -1,7 +1,7 @@
 /**
- * What no server, database or role may set otherwise, for our statements and pg-boss's: what texts and lists in statements mean
- * (lists have nulls), that batches that meet wait for each other instead of failing, and that nothing ends a wait, a statement or an
- * idle connection but ourselves.
+ * What our statements and pg-boss's rely on, whatever server, database or role are set to: what texts and lists in statements
+ * mean (lists may have nulls), that batches that meet wait for each other instead of failing, and that only we end a wait, a
+ * statement or an idle connection.
  */
 const ALWAYS = {
   standard_conforming_strings: 'on',

@@ -59,13 +59,13 @@ const HEADER_BYTES = 20
 const TEXT_OID = 25
 
 /**
- * A list as a parameter of type text[], in the form in which the server process keeps it: as text it would be escaped here and
- * parsed there, character by character.
+ * A list as a parameter of type text[], in the server's own binary form: as text it would be escaped here and parsed there,
+ * character by character.
  */
 export function textList(list: readonly (string | null)[]): Uint8Array {
   const lengths = list.map((text) => (text === null ? 0 : Buffer.byteLength(text)))
   const bytes = Buffer.allocUnsafe(lengths.reduce((sum, length) => sum + 4 + length, HEADER_BYTES))
-  // One dimension, with null or not, of texts; as many as there are, counted from 1.
+  // One dimension; whether there are nulls; of texts; the length; counted from 1.
   for (const [index, number] of [1, Number(list.includes(null)), TEXT_OID, list.length, 1].entries())
     bytes.writeInt32BE(number, 4 * index)
   let end = HEADER_BYTES

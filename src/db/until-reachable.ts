@@ -6,7 +6,7 @@ import { openDb } from './open.ts'
 /** How long a start waits for a database that is not there yet; whoever supervises the process may then start it anew. */
 const START_PATIENCE_MS = 60_000
 const START_PAUSE_MS = 500
-/** Of SQLSTATE: the database is starting, stopping, or out of connections. */
+/** SQLSTATEs: the database is starting, stopping, or out of connections. */
 const PASSING = ['57P03', '57P01', '53300']
 
 /**
@@ -21,7 +21,7 @@ export async function untilReachable(url: string, log: Log): Promise<void> {
       await pool`select 1`
       return
     } catch (error) {
-      // The driver's own words, as where a password is asked for that there is none of.
+      // The driver's own words, as when a password is asked for and there is none.
       const isOfLogin = error instanceof Error && error.message.startsWith('SASL')
       const refused = isOfLogin || (error instanceof DatabaseError && !PASSING.includes(error.code ?? ''))
       if (isOfLogin && error.message.includes('password must be'))

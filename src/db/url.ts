@@ -2,9 +2,9 @@ import { userInfo } from 'node:os'
 import { type ConnectionOptions, createSecureContext } from 'node:tls'
 import { parse } from 'pg-connection-string'
 
-/** Those of libpq that say for certain whether and how the connection is encrypted. */
+/** Those modes of libpq that say for certain whether and how the connection is encrypted. */
 const SSL_MODES = ['disable', 'require', 'verify-ca', 'verify-full']
-/** What libpq takes from the environment where the URL does not say it, beside what the driver takes from there itself. */
+/** What libpq takes from the environment where the URL does not say it, besides what the driver takes from there itself. */
 const SSL_VARIABLES = { sslmode: 'PGSSLMODE', sslrootcert: 'PGSSLROOTCERT', sslcert: 'PGSSLCERT', sslkey: 'PGSSLKEY' }
 
 /**
@@ -39,7 +39,7 @@ export function readDatabaseUrl(text: string, env: Record<string, string | undef
   }
 }
 
-/** The driver looks for it in the environment, where a container has none. */
+/** The driver looks for the user's name in the environment, where a container has none. */
 function systemUser(): string {
   try {
     return userInfo().username

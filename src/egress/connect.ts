@@ -17,10 +17,10 @@ const NEXT_ADDRESS_AFTER_MS = 2000
 /** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8
 
-/** Of all TLS sessions that are remembered, as they are stored: one to three KiB each, as long as the certificate. */
+/** For all remembered TLS sessions as stored, and for one at most: most take one to three KiB, depending on the certificate. */
 const SESSIONS_BYTES = 8 * 1024 * 1024
 const SESSION_BYTES = 16 * 1024
-/** With a session a receiver need not show its certificate again; after this it must, however often it was resumed. */
+/** With a session a receiver need not show its certificate again; after this it must, however often the session was resumed. */
 const SESSION_MS = 3_600_000
 
 interface Target {
@@ -58,7 +58,7 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
 export function openThroughProxy(proxyUrl: string): OpenTcp {
   const { protocol, hostname: host, port: proxyPort, username, password } = new URL(proxyUrl)
   const ask = protocol === 'https:' ? askWithTls : askPlainly
-  // An IPv6 address goes without its brackets. The name in the certificate is the proxy’s; Node would take it from the request.
+  // An IPv6 address goes without its brackets. The certificate must be for the proxy’s name; Node would go by the Host header.
   const address = host.replace(/^\[|\]$/g, '')
   const proxy = { host: address, port: proxyPort, servername: isIP(address) ? '' : address }
   const credentials = Buffer.from(`${decodeURIComponent(username)}:${decodeURIComponent(password)}`).toString('base64')
@@ -91,9 +91,10 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
 type StartTls = (tcp: Socket, target: Target, done: (error: Error | null, socket: Socket | null) => void) => void
 
 /**
- * For HTTP/1.1. What is trusted, and which ciphers, is worked out once, as it takes 0.3 ms; and a receiver's session is kept, with
- * which its next handshake takes 1 ms instead of 1.7. (undici's own connector does the one each time, and loses the other to the next
- * garbage collection.) Without DHE: its receiver chooses the modulus, and one of 10,000 bits stops this process for a second.
+ * For HTTP/1.1. Trusted authorities and ciphers are worked out once, as that takes 0.3 ms; and a receiver's session is kept, with
+ * which its next handshake takes 1 ms instead of 1.7. (undici's own connector does the former each time, and loses the latter to
+ * the next garbage collection.) Without DHE, where the receiver chooses the modulus: one of 10,000 bits stops this process for a
+ * second.
  */
 export function createTls(): StartTls {
   const sessions = new LRUCache<string, Buffer>({
@@ -116,7 +117,7 @@ export function createTls(): StartTls {
       rejectUnauthorized: true,
       session: sessions.get(receiver),
     })
-    // From the start, or Node would not look for them. It has them wait for the event below.
+    // Listening from the start, or Node would not look for sessions. It holds them back until the event below.
     socket.on('session', (session) => {
       const ttl = Math.ceil(keepUntil - performance.now())
       // A copy, since this one keeps 64 KiB of Node's pool from being freed.
@@ -124,7 +125,7 @@ export function createTls(): StartTls {
     })
     socket.once('secureConnect', () => {
       waiting = false
-      // Those that follow from an older one would put off for ever that the certificate is judged.
+      // Only for a full handshake: if resumed sessions counted, the certificate might never be checked again.
       if (!socket.isSessionReused()) keepUntil = performance.now() + SESSION_MS
       done(null, socket)
     })
@@ -135,7 +136,7 @@ export function createTls(): StartTls {
         sessions.delete(receiver)
         done(error, null)
       }
-      // Else undici takes the end that follows an alert for the cause.
+      // Otherwise undici takes the end that follows an alert for the cause.
       else socket.destroy(error)
     })
   }
@@ -143,8 +144,8 @@ export function createTls(): StartTls {
 
 /**
  * The connector of one undici client: TCP by `openTcp`, then TLS where the URL asks for it. `onOpened` gets the TCP socket, whose
- * `bytesRead` are those that came, encrypted or not, and what ends the connection with an error, at any later stage; `onConnected`
- * the socket that undici gets.
+ * `bytesRead` counts all that came in, encrypted or not, and a function that ends the connection with an error at any later
+ * stage. `onConnected` gets the socket that undici gets.
  */
 export function createConnector(
   openTcp: OpenTcp,

@@ -13,9 +13,9 @@ const IDLE_TIMEOUT_MS = 4000
 const MAX_IDLE_CONNECTIONS = 512
 const MAX_HEADER_BYTES = 16_384
 /**
- * What may come in for one request, or for a handshake: many times what a response's headers and kept body take. The parser has bounds
- * for those alone; a reason, an extension of a chunk or white space could go on for ever, as could what TLS keeps to itself (records
- * of no bytes, new keys), each of which takes time from other attempts.
+ * How many bytes may come in for one request, or for a handshake: many times what a response's headers and kept body take. The
+ * parser bounds only those; a reason phrase, a chunk extension or white space could go on for ever, as could what TLS keeps to
+ * itself (empty records, new keys), and all of these take time from other attempts.
  */
 const MAX_READ_BYTES = 128 * 1024
 /** How often connections are looked at for that. */
@@ -31,7 +31,7 @@ export interface Connection {
   readonly client: Client
   /** Its place among the unused ones; null while in use. */
   idle: Place<Connection> | null
-  /** A request is about to be written; whether it is the first one on its socket. */
+  /** To be called when a request is about to be written; returns whether it is the first one on its socket. */
   start(): boolean
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
   cancel(): void
@@ -102,7 +102,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
         },
         onConnected(socket) {
           fresh = true
-          // Before undici's own, which reads. What TLS keeps to itself is not readable, and found a moment later.
+          // Called before undici's own listener, which reads. What TLS keeps to itself is not readable, and found a moment later.
           socket.on('readable', look)
           let tickets = 0
           socket.on('session', () => {
@@ -128,8 +128,8 @@ export function createConnections(openTcp: OpenTcp): Connections {
       },
     }
     client.on('disconnect', (_origin, _clients, error) => {
-      // While in use, an attempt deals with the loss itself, unless its request was still to be written: for that one undici
-      // would connect again and again.
+      // While it is in use, its attempt deals with the loss, unless the request was still to be written: for such a request
+      // undici would connect again and again.
       if (connection.idle) connection.cancel()
       else if (fresh) void client.destroy(error)
     })

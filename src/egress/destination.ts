@@ -16,7 +16,7 @@ const LOCALHOST_NAMES = new Set([
   'ip6-loopback',
 ])
 
-/** Names that cloud providers give to their metadata services. Never lifted: no receiver lives there. */
+/** Names that cloud providers give to their metadata services. Blocked whatever is exempt: no receiver lives there. */
 const METADATA_NAMES = new Set([
   'metadata',
   'metadata.google.internal',
@@ -42,10 +42,10 @@ const INTERNAL_SUFFIXES =
 /**
  * Judges a receiver's URL before anything is sent: null when it is acceptable, else the text that tells its owner what
  * to change. Asks no DNS: names are judged by their spelling here, and by their addresses at every connect. `allow`
- * (the operator's exemptions) also lifts the rules for names that cannot be public, since a local receiver has one.
+ * (the operator's exemptions) also lifts the rules for names that cannot be public, since a local receiver has such a name.
  */
 export function checkUrl(url: string, allow: readonly AddressRange[]): string | null {
-  // Characters, not the halves of those beyond the first 65,536.
+  // Counted in characters, not in UTF-16 units.
   if (url.length > MAX_URL_LENGTH && [...url].length > MAX_URL_LENGTH)
     return `url must be at most ${MAX_URL_LENGTH} characters`
   // On the raw text: `new URL` repairs `http:/host`, `http:\\host`, `ht\ntp://host` and leading spaces.
@@ -55,7 +55,7 @@ export function checkUrl(url: string, allow: readonly AddressRange[]): string | 
   if (username !== '' || password !== '') return 'url must not include username or password credentials'
   const host = hostname.replace(/^\[|\]$/g, '').replace(/\.+$/, '')
   if (isIP(host) !== 0 ? isBlockedAddress(host, allow) : isBlockedName(host, allow)) return BLOCKED_HOSTNAME
-  // After the host: a repaired URL that leads to a blocked host is reported as what it is.
+  // After the host: a repaired URL that leads to a blocked host is reported as blocked.
   if (/[\p{Cc} \\]/u.test(url)) return 'url must not contain control characters, spaces or backslashes'
   if (!isWellFormedHost(hostname)) return 'url hostname is not a valid host name'
   return null

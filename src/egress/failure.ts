@@ -21,7 +21,7 @@ export interface Failure {
   readonly errorMessage: string
 }
 
-/** A failure found by ourselves, while the connection was being made or by how much it has brought in. */
+/** A failure found by ourselves, while the connection was being made or by how much it brought in. */
 export class ConnectError extends Error {
   readonly failure: Failure
   constructor(failure: Failure) {
@@ -32,7 +32,7 @@ export class ConnectError extends Error {
 }
 
 /**
- * This process lacks what a connection takes, files, memory, a name server: nothing was sent, and no receiver is to blame, so
+ * This process lacks what a connection takes (files, memory, a name server): nothing was sent, and no receiver is to blame, so
  * this is no outcome of an attempt.
  */
 export class LocalFault extends Error {}
@@ -40,8 +40,8 @@ export class LocalFault extends Error {}
 const LOCAL_CODES = new Set(['EMFILE', 'ENFILE', 'ENOBUFS', 'ENOMEM'])
 
 /**
- * Whether `error` says that this process lacks files, memory or local ports. For an IPv6 address, to have no address of one's own
- * may just mean to have no IPv6.
+ * Whether `error` says that this process lacks files, memory or local ports. For an IPv6 receiver, having no local address may
+ * just mean that this host has no IPv6.
  */
 export function isLocal(error: unknown): boolean {
   if (error instanceof AggregateError) return error.errors.some(isLocal)
@@ -89,7 +89,7 @@ const CONNECTION_CODES: Record<string, AttemptError> = {
   HPE_HEADER_OVERFLOW: 'response_too_large',
 }
 
-/** undici takes no unasked 100 or 101, gives them the code of a broken socket, and tells them apart by message. */
+/** undici rejects a 100 or 101 that was not asked for with the code of a broken socket; only the message tells them apart. */
 const INTERIM_MESSAGES: Record<string, string> = {
   'bad response': 'the receiver sent 100 Continue, which was not asked for',
   'bad upgrade': 'the receiver switched to another protocol, which was not asked for',
@@ -124,7 +124,7 @@ export function classify(error: unknown): Failure {
   return failure(CONNECTION_CODES[code] ?? 'protocol_error')
 }
 
-/** Puts a failed TLS handshake into words. A receiver that hangs up in it is not a certificate's fault. */
+/** Puts a failed TLS handshake into words. If the receiver hung up, no certificate is at fault. */
 export function classifyTls(error: unknown): Failure {
   const code = (error as { code?: string }).code ?? ''
   if (CONNECTION_CODES[code]) return failure(CONNECTION_CODES[code])

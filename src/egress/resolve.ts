@@ -17,9 +17,9 @@ export interface NameResolver {
 
 /**
  * Asks DNS through c-ares sockets. `dns.lookup` would run getaddrinfo on libuv's four threads, where four hosts with a
- * slow name server stall every other host's attempts. /etc/hosts is honoured, and another name server in /etc/resolv.conf is asked
- * from then on, as getaddrinfo does. Questions for the same name share one answer while it is under way; nothing is cached
- * beyond that.
+ * slow name server stall every other host's attempts. As with getaddrinfo, /etc/hosts is honoured, and a change of name servers
+ * in /etc/resolv.conf takes effect. Questions for the same name share one answer while it is under way; nothing is cached beyond
+ * that.
  */
 export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FILE): NameResolver {
   const serversChanged = createChangeWatch(RESOLVER_FILE)
@@ -30,8 +30,8 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
   function current(): Resolver {
     const isChanged = servers === undefined && serversChanged()
     if (dns !== undefined && !isChanged) return dns
-    // A server that is silent takes 14 seconds. After quick answers c-ares begins with a fraction of `timeout`, and takes no
-    // answer to an earlier try: then these are some 6 to 9. What was asked before is still answered.
+    // A silent server is given up on after 14 seconds. After quick answers c-ares begins with a fraction of `timeout`, and takes
+    // no answer to an earlier try: then it is after some 6 to 9. What was asked of the old resolver is still answered.
     dns = new Resolver({ timeout: 2000, maxTimeout: 3000, tries: 5 })
     if (servers) dns.setServers(servers)
     return dns
@@ -108,7 +108,7 @@ function createHostsReader(path: string): () => Map<string, string[]> {
   }
 }
 
-/** Whether a file's modification time has changed since the last call, by a look at most once a second. The first call says so. */
+/** The returned function tells whether a file was modified since its last call, looking at most once a second; at first, yes. */
 function createChangeWatch(path: string): () => boolean {
   let modifiedAt: number | undefined
   let checkedAt = 0

@@ -14,7 +14,7 @@ import { createResolver } from './resolve.ts'
  * arrived: that becomes known within a round trip. If it breaks later, the receiver had the request.
  */
 const CLOSE_RACE_MS = 1000
-/** How many 1xx may precede a response. More can only be meant as harm: each takes time from other attempts. */
+/** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
 const MAX_ANNOUNCEMENTS = 32
 
 /** What became of one POST. Delivered if, and only if, `error` is null. */
@@ -69,8 +69,8 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
   const connections = createConnections(
     proxyUrl ? openThroughProxy(proxyUrl) : openDirectly(resolver, allow, timeoutMs),
   )
-  // Judged when the endpoint was stored, and again here: rows can be written behind the API's back. What a URL is judged by
-  // does not change, and URLs are few beside requests.
+  // Judged when the endpoint was stored, and again here: rows can be written behind the API's back. The rules do not change
+  // meanwhile, and URLs are few compared with requests, so verdicts are kept.
   const targets = new LRUCache<string, { origin: string; path: string } | 'blocked'>({
     max: 1000,
     memoMethod(url) {

@@ -1,6 +1,6 @@
 import { isRefusal, isRetryable, isTooSlow } from '../db/errors.ts'
 
-/** A batch that takes longer has waited for others' batches: for the database's attention, or for its locks. */
+/** A batch that takes longer has waited for other processes' batches: for the database's attention, or for locks. */
 const BUSY_MS = 10
 const PAUSE_MS = 5
 
@@ -32,7 +32,7 @@ export function createBatcher<Item, Result>(options: {
   async function run(batch: Waiting[]): Promise<() => void> {
     try {
       const results = await options.run(batch.map((entry) => entry.item))
-      // Each caller gets its own by its place, so none can be told when one is missing.
+      // Each caller's result is found by its position, so if one is missing, nobody can be given theirs.
       if (results.length !== batch.length) throw new Error(`${results.length} results for ${batch.length} items`)
       most = Math.min(2 * most, options.max)
       return () =>
@@ -74,7 +74,7 @@ export function createBatcher<Item, Result>(options: {
       const isBusy = tookAll && performance.now() - begun > BUSY_MS
       if (isBusy && waiting.length > 0 && waiting.length < most) setTimeout(goOn, PAUSE_MS)
       else goOn()
-      // The database works on the next batch while this one's callers go on. It gets it within this turn.
+      // Told a turn later: the database gets the next batch in this turn, and works on it while the callers of this one go on.
       setImmediate(tell)
     })
   }

@@ -39,9 +39,10 @@ const HALF_OPEN_FAILURES = 3
 
 /**
  * The usual circuit breaker, one per endpoint: closed until enough failures in a row; then open, with one probe at a time; then half
- * open, with two attempts at once and one more for each that succeeds, until it takes as many as any other, or nothing is held: at
- * twice the ramp in each round, a backlog that grows faster would never end. A probe is an ordinary attempt of a
- * delivery and uses one of its retries; while the breaker is open nothing else is sent and no other retry is used. Pure.
+ * open, with two attempts at once and one more for each that succeeds, until it takes as many as any other, or nothing is held:
+ * waiting for the latter would never end if a backlog grew by more than twice the ramp in each round. A probe is an ordinary
+ * attempt of a delivery and uses one of its retries; while the breaker is open nothing else is sent and no other retry is used.
+ * Pure.
  */
 export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): Breaker {
   const reopen = (failedProbes: number): Breaker => ({

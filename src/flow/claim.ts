@@ -7,13 +7,13 @@ import { DELIVERIES } from '../queue.ts'
 export type Claim = {
   tenantId: string
   deliveryId: string
-  /** The delivery's own job. With its retry count, pg-boss's fence: names this claim, and no later one of the same job. */
+  /** The delivery's own job and its retry count: pg-boss's fence, which names this claim and no later one of the same job. */
   job: { id: string; retryCount: number }
-  /** The job that it shares with others, and was claimed by (sql/functions/bundles.sql); else null. */
+  /** The job that it shares with others and was claimed with (sql/functions/bundles.sql); null if it has its own. */
   bundle: string | null
   /** The number of this attempt, from 1, counted over all replays. */
   attemptNumber: number
-  /** How many attempts have a record: less than `attemptNumber - 1` if a worker was lost. */
+  /** How many attempts have a record: fewer than `attemptNumber - 1` if a worker was lost. */
   recordedAttempts: number
   status: 'pending' | 'retrying'
   eventId: string
@@ -78,7 +78,7 @@ type Row = {
   more: boolean
 } & (Lead | { [Field in keyof Lead]: null })
 
-/** What the first delivery of each endpoint tells for all of them. */
+/** What the row of each endpoint's first delivery tells for all of its deliveries. */
 type Lead = {
   url: string
   at_once: number | null
@@ -156,8 +156,8 @@ export const secretsOf = ({ signing_secret, previous_secret }: Pick<Lead, 'signi
   previous_secret ? [signing_secret, previous_secret] : [signing_secret]
 
 /**
- * Gives deliveries that were claimed with others jobs of their own, claimed likewise: for those that have to come again. For a
- * transaction that then does something with these jobs. Doing it again does nothing.
+ * Gives deliveries that were claimed in bundles, and have to come again, jobs of their own, which count as claimed too. Call it
+ * in the transaction that then does something with these jobs. Repeating it does nothing.
  */
 export async function unbundle(sql: Db, claims: ClaimedJob[]): Promise<void> {
   const bundled = claims.filter(({ bundle }) => bundle !== null)
@@ -172,14 +172,14 @@ export async function dropClaims(pool: Pool, claims: ClaimedJob[]): Promise<void
   await pool`select waybill.finish_claims(${claims.map(({ deliveryId }) => deliveryId)}::uuid[], ${claims.map(fenceOf)}::text[])`
 }
 
-/** pg-boss's fence: the job by which it was claimed, unless that has been claimed again. */
+/** pg-boss's fence: it fits the job with which the delivery was claimed, until that job is claimed again. */
 export const fenceOf = ({ bundle, job }: ClaimedJob) => `${bundle ?? job.id}:${job.retryCount}`
 
 /**
- * The end of a `select` from claims, as `c` (tenant_id, id, endpoint_id, bundle, n), without those whose job has been claimed again
- * since. Their fence does not always tell: a job that is released or replayed may have the id and the retry count that it had.
- * When it was claimed does. The jobs are locked, bundles in the order in which whoever settles them does, so that nobody takes them
- * back before the transaction has put them away. One row of aggregates, or none.
+ * The end of a `select` of aggregates over claims, as `c` (tenant_id, id, endpoint_id, bundle, n), without those whose job has
+ * been claimed again since. The fence alone does not tell: after a release or a replay, a delivery's new job may have the id and
+ * the retry count of the old one. The time of the claim does. The jobs are locked, so that nobody takes them back before the
+ * transaction has put them away, and bundles in the order in which they are locked to be settled. Gives one row, or none.
  */
 export function fromClaims(claims: ClaimedJob[]): Fragment {
   const column = <T extends string | number | null>(read: (claim: ClaimedJob) => T) => claims.map(read)
@@ -204,7 +204,7 @@ export async function unclaim(pool: Pool, claims: Claim[]): Promise<void> {
   })
 }
 
-/** Says of claims that their worker is alive. */
+/** Notes that the worker that has these claims is alive. */
 export async function touch(sql: Db, claims: ClaimedJob[]): Promise<void> {
   const jobs = new Map(claims.map(({ job, bundle }) => [bundle ?? job.id, job.retryCount]))
   if (jobs.size > 0) await sql`select waybill.touch(${[...jobs.keys()]}::uuid[], ${[...jobs.values()]}::int[])`

@@ -8,8 +8,8 @@ import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
 const MAX_BATCH = 100
 
 /**
- * The service's own events: a dead letter of one of these is not announced, or announcing would never end. Nor is one for which the
- * month had no attempt left, as there is none for the announcement either, which would be a dead letter for each endpoint.
+ * The service's own events: a dead letter of one of these is not announced, or announcing would never end. Nor is one for which
+ * the month had no attempt left: there is none for the announcement either, so it would become a dead letter for each endpoint.
  */
 const OPERATIONAL = new Set(['endpoint.disabled', 'endpoint.recovered', 'delivery.dead_lettered'])
 
@@ -26,8 +26,8 @@ type DeadLetter = {
 type Job = { id: string; sourceId?: string | null; data: DeliveryJob & { delivery_id?: string } }
 
 /**
- * Takes one batch from the dead letter queue, in one transaction, and returns how many jobs it held: what was fetched and then not
- * done would be left alone for a minute.
+ * Takes one batch from the dead letter queue and returns how many jobs it had. All in one transaction, since jobs that are
+ * fetched and then not finished are left alone for a minute.
  */
 export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promise<number> {
   const fetch = (sql: Db): Promise<Job[]> =>
@@ -36,7 +36,7 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
     const jobs = await fetch(sql)
     return { taken: jobs.length, letters: jobs.length === 0 ? [] : await settle(sql, boss, jobs) }
   }).catch(async (error: unknown) => {
-    // That minute is what lets the others through, should one of these be at fault.
+    // Here that minute is wanted: it lets others through, should one of these be at fault.
     if (isRefusal(error)) await fetch(pool)
     throw error
   })
@@ -45,8 +45,8 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
 }
 
 /**
- * Most of the deliveries were dead-lettered with their last attempt; the others lost their worker in it and are marked `worker_lost`
- * here. Only who removes the failed job may mark the delivery, so a replay that was faster wins.
+ * Most of the deliveries were dead-lettered with their last attempt; the others lost their worker in it and are marked
+ * `worker_lost` here. Only whoever removes the failed job may mark the delivery, so a replay that came first wins.
  */
 async function settle(sql: Db, boss: PgBoss, jobs: Job[]): Promise<DeadLetter[]> {
   const tenants = jobs.map((job) => job.data.tenant_id)

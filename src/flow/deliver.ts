@@ -12,7 +12,8 @@ import { createSpread } from './spread.ts'
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when the
  * request is over and resolves, with what followed, once the attempt is recorded. It rejects if nothing was sent or the request was
- * interrupted: then the claim is to be handed back, or put off (flow/in-hand.ts). And if the record cannot be stored: then it lapses.
+ * interrupted: then the claim is to be handed back, or put off (flow/in-hand.ts). It also rejects if the record cannot be stored:
+ * then the claim lapses.
  */
 export function createDeliver(deps: {
   sender: Sender
@@ -79,8 +80,8 @@ function attemptLine(claim: Claim, outcome: Outcome, { settled, nextAttemptAt }:
     error: outcome.error,
     duration_ms: outcome.durationMs,
     next_attempt_at: nextAttemptAt,
-    // False: the claim had lapsed and another worker has the delivery, so this attempt does not count. Null: unknown, since a
-    // try to record it that was not answered may have succeeded.
+    // False: the claim had lapsed and another worker has the delivery, so this attempt does not count. Null: unknown, since an
+    // earlier try to record it, which was not answered, may have succeeded.
     settled,
   }
 }

@@ -20,7 +20,7 @@ const MAX_BATCH = 96
  *
  * `fetch` claims at most `max` items and returns whether there are more. Usually it goes on from where claiming has got to; now and
  * then it searches the whole queue (`thorough`). For each item under way it takes a slot with `take`, and calls the returned
- * function when the item ends; calling it again does nothing. `wake` announces first attempts, and with `retries` also those.
+ * function when the item ends; calling it again does nothing. `wake` announces first attempts, and if `retries` those too.
  */
 export function startDispatcher(options: {
   slots: number
@@ -75,7 +75,7 @@ export function startDispatcher(options: {
     }
     if (announced.first || backlog.first || mustLook) {
       const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
-      // For a single one, the two kinds take turns.
+      // If a single slot is free, the two kinds take turns.
       const forLook = mustLook && (free() > 1 || looks % 2 === 0) ? 1 : 0
       await fetch('first', free() - Math.max(share, forLook))
     }

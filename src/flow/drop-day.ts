@@ -15,7 +15,7 @@ const MAX_DEFAULT_BYTES = 64 * 1024 * 1024
 /**
  * Drops one day of all three tables; its live rows move to the default partitions. Null if those are too many to be moved. In two
  * steps: the day is detached, for which everybody waits a moment, then counted and dropped, which takes long and delays nobody. A day
- * that was only detached, because the process ended or someone still reads it, is found by the next run. Throws a retryable
+ * that was only detached, because the process ended or someone still reads it, is dropped by the next run. Throws a retryable
  * error if others do not let go of it within `mostTries`.
  */
 export async function dropDay(pool: Pool, day: string, mostTries: number): Promise<Counts | null> {
@@ -47,31 +47,31 @@ async function putAsideInTurn(pool: Pool, day: string, mostTries: number): Promi
   }
 }
 
-/** Detaches one day from the tables, after moving its live rows elsewhere. False if too many are live. */
+/** Detaches one day from the tables and moves its live rows to the default partitions. False if too many are live. */
 async function putAside(sql: Db, day: string): Promise<boolean> {
   if ((await takeTurn(sql, day)) !== 'in use') return true
   if ((await countMovable(sql, day)) === null) return false
-  // Autovacuum gives way after a second, while nobody else waits yet.
+  // For this lock autovacuum gives way after a second, while nobody else has to wait yet.
   await sql`lock table waybill.events, waybill.deliveries, waybill.attempts, waybill.idempotency_keys in share update exclusive mode`
-  // Whoever comes next waits behind a lock that is waited for: it is given up soon, and tried again.
+  // While this waits for a lock, everybody who comes later waits behind it: so it gives up soon, and tries again.
   await sql`set local lock_timeout = '200ms'`
-  // Publishing takes events before deliveries, and claiming the other way round. The first to be locked are the keys, with
-  // which publishing begins: those who then wait for the others have none of them.
+  // Publishing locks events before deliveries, and claiming the other way round. So the idempotency keys, with which publishing
+  // begins, are locked first: a publish that waits for them has no lock on the other tables yet.
   await sql`lock table waybill.idempotency_keys in share mode`
   await sql`lock table only waybill.deliveries, only waybill.events, only waybill.attempts in access exclusive mode`
   for (const kind of KINDS) await sql`alter table ${identifier(`waybill.${kind}`)} detach partition ${table(kind, day)}`
-  // Counted again, with what was replayed meanwhile.
+  // The live rows are looked up again, so they include what was replayed meanwhile.
   await moveLive(sql, day)
   return true
 }
 
-/** Its counts leave the endpoints' statistics with it. */
+/** Drops a day that has been detached, and takes its deliveries off the endpoints' counts. */
 async function dropAside(sql: Db, day: string): Promise<Counts> {
   if ((await takeTurn(sql, day)) === 'gone') return NO_ROWS
   const counts = await countRows(sql, day)
   const finished = await sql<Finished[]>`
     select tenant_id, endpoint_id, status, count(*)::int as n from ${table('deliveries', day)} group by 1, 2, 3`
-  // Nobody waits for this lock, and autovacuum gives way after a second.
+  // Nobody else waits behind this lock, and autovacuum gives way after a second.
   await sql`set local lock_timeout = '5s'`
   for (const kind of KINDS) await sql`drop table ${table(kind, day)}`
   await forget(sql, finished)
@@ -79,8 +79,8 @@ async function dropAside(sql: Db, day: string): Promise<Counts> {
 }
 
 /**
- * How many rows of a day belong to events with a live delivery; null if they are too many to be moved to the default partitions
- * (moveLive).
+ * How many rows of a day belong to events with a live delivery; null if they are too many, or too large, to be moved to the
+ * default partitions (moveLive).
  */
 async function countMovable(sql: Db, day: string): Promise<Counts | null> {
   const [found] = await sql<(Counts & { bytes: number; bytes_there: number })[]>`

@@ -3,16 +3,16 @@ import { DEAD_LETTERS, DELIVERIES } from '../queue.ts'
 import { MAX_RETRY_AFTER_SECONDS } from './retry.ts'
 import { createThoroughness } from './thorough.ts'
 
-/** By more than this the database's clock must have gone back for its jobs to be looked at: a slow answer looks like it, too. */
+/** How far the database's clock must have gone back for jobs to be looked at: a slow answer looks like a step back. */
 const SET_BACK_MS = 3000
 const MAX_BATCH = 2000
 
 /**
- * The returned function mends what a clock that was set back leaves in the future. Until it is that late again, tenants would be
- * refused by rate windows that have not begun, paced endpoints would have no time slot and failing ones no probe, deliveries would
- * not be due, or be taken for being attempted, and nothing that is scheduled would run. Jobs, of which there may be a million, are
- * looked at when the clock has gone back since the last call, and otherwise for a fiftieth of the time: a leap that is over between
- * two calls is not seen. `longestWaitSeconds`: what a probe is put off by at most.
+ * The returned function mends what a database clock that was set back leaves in the future. Until the clock gets there again,
+ * tenants would be refused by rate windows that have not begun, paced endpoints would have no time slot and failing ones no
+ * probe, deliveries would not be due, or would seem to be under way, and nothing that is scheduled would run. Jobs, of which
+ * there may be a million, are looked at when the clock has gone back since the last call, and otherwise for up to a fiftieth of
+ * the time, as a leap and its correction between two calls go unnoticed. `longestWaitSeconds`: how far ahead a probe may be due.
  */
 export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
   let ahead = -Infinity
@@ -34,7 +34,7 @@ export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () =
     await mendDeadLetters(pool)
     if (await wasSetBack()) isMended = false
     await look(async (thorough) => {
-      // One that is thorough and fails is not repeated before its time: it has found no leap.
+      // A thorough look that fails is not repeated before its time, as no leap is known of.
       for (let isDone = isMended && !thorough; !isDone; ) isDone = (await mendJobs(pool)) < MAX_BATCH
       isMended = true
     })
@@ -58,7 +58,7 @@ async function mendEndpoints(pool: Pool, longestWaitSeconds: number): Promise<vo
     from late where s.tenant_id = late.tenant_id and s.endpoint_id = late.endpoint_id`
 }
 
-/** pg-boss runs what is scheduled, and supervises its queues, so long after the last time. */
+/** pg-boss goes by how long ago it last ran what is scheduled, and supervised its queues. */
 async function mendSchedules(pool: Pool): Promise<void> {
   await pool`update pgboss.version set cron_on = now() where cron_on > now() + interval '5 seconds'`
   await pool`
@@ -67,7 +67,7 @@ async function mendSchedules(pool: Pool): Promise<void> {
     where greatest(monitor_on, monitor_claim_on, maintain_on) > now() + interval '5 seconds'`
 }
 
-/** What was given up on while the clock was ahead is taken now. */
+/** Dead letters that were queued while the clock was ahead are due now. */
 async function mendDeadLetters(pool: Pool): Promise<void> {
   await pool`
     update pgboss.job set start_after = least(start_after, now()), started_on = case when started_on > now() then now() else started_on end
@@ -75,13 +75,13 @@ async function mendDeadLetters(pool: Pool): Promise<void> {
 }
 
 /**
- * First attempts are due at once, retries after a wait that has begun when the last attempt was claimed, and claims were touched a
- * moment ago; a retry that is due later than any may be is due at once. Returns how many there were, at most `MAX_BATCH`. What is set is not set where it was not: by `started_on` pg-boss
- * tells a retry.
+ * Makes first attempts due at once, lets the wait of retries that were last claimed in the future begin now, and treats claims as
+ * just touched; a retry that is due later than any may be becomes due at once. Returns how many jobs there were, at most
+ * `MAX_BATCH`. Columns that are null stay null: by `started_on` pg-boss tells a retry.
  */
 async function mendJobs(pool: Pool): Promise<number> {
-  // In two statements: Postgres 18 crashes where one locks rows, finds them changed meanwhile, and then chooses among partitions in
-  // another of its parts.
+  // In two statements: Postgres 18 crashes when a single one locks rows, finds them changed meanwhile, and then prunes partitions
+  // in another of its parts.
   return await pool.begin(async (sql) => {
     const mended = await sql<{ tenant_id: string; delivery_id: string; due: string; count: number }[]>`
     with late as materialized (

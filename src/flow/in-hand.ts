@@ -10,22 +10,22 @@ import { until } from './pacing.ts'
 import { PayloadLate } from './payload.ts'
 
 const NOT_HERE_MS = 1000
-/** What befalls every delivery, as when no name server answers, is logged once in this time, with the number of others. */
+/** Put-off deliveries are logged once in this time, with the number of the others: a silent name server affects them all. */
 const TELL_MS = 1000
-/** How many answered attempts per slot may wait for their record without one. A busy worker records a hundred while it makes the next. */
+/** How many answered attempts per slot may wait to be recorded without one: a busy worker records 100 while it makes the next. */
 const UNRECORDED = 1.5
 const MAX_GIVEN_BACK = 1000
 
 /**
- * What a worker has claimed and not let go of yet, whether under way or waiting for its endpoint or its moment, and the ways to put
- * it away unsent. If the database is away for too long to do that, the claims lapse, and the deliveries are claimed again.
+ * What a worker has claimed and not let go of yet, whether under way or waiting for its endpoint or its time slot, and the ways
+ * to put it away unsent. If the database is away too long for that, the claims lapse, and the deliveries are claimed again.
  * `slots` is how many may be under way; as many more may wait for their endpoint. `closing` ends all waiting.
  */
 export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSignal; log: Log }) {
   const { pool, closing, log } = deps
   /** Claims, not deliveries: when one lapses, this same worker may claim the delivery again. */
   const kept = new Line<ClaimedJob>()
-  /** How many have no slot because they wait or are being put away; and because only their record is still to be stored. */
+  /** How many claims have no slot: those that wait or are being put away, and those that only remain to be recorded. */
   let waiting = 0
   let answered = 0
   const mostAnswered = Math.floor(UNRECORDED * deps.slots)
@@ -58,7 +58,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     }
   }
 
-  /** When the grace is over, all interrupted attempts come at once, and have a second. */
+  /** When the grace is over, all interrupted attempts are given back at once, and there is a second for it. */
   const giveBack = createBatcher<Claim, null>({
     max: MAX_GIVEN_BACK,
     async run(claims) {
@@ -67,7 +67,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     },
   })
 
-  /** They stay in hand until that is done: a claim that lapses counts as an attempt whose worker was lost. */
+  /** The claims stay in hand until their deliveries are held: one that lapses counts as an attempt whose worker was lost. */
   async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
     await insist(
       () => holdDeliveries(pool, claims, { counted }),
@@ -85,7 +85,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     /** A claim gets under way. */
     takeSlot,
 
-    /** A claim waits for its endpoint. Beyond the bound it takes a slot for that, which slows claiming down. */
+    /** A claim waits for its endpoint. If more than `slots` wait already, it takes a slot for that, which slows claiming down. */
     wait(claim: ClaimedJob): void {
       if (waiting > deps.slots) takeSlot(claim)
     },
@@ -120,13 +120,13 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
     /**
      * Takes deliveries out of the queue until their endpoint can take them (flow/release.ts). `counted`: their attempts have been
-     * counted against the month's limit, and are taken off it.
+     * counted against the month's limit, and are taken off again.
      */
     hold,
 
     /**
-     * Puts off a delivery that this process could not send, for `reason`: it is held, uses no retry, and comes again behind
-     * what its endpoint already has waiting. False if `reason` is something else.
+     * Puts off a delivery that this process could not send, for `reason`: it is held, uses no retry, and comes again behind what
+     * is already queued for its endpoint. False, and nothing is done, if `reason` is of another kind.
      */
     async putOff(claim: Claim, reason: unknown): Promise<boolean> {
       // Another process may have the key, or a free file descriptor. The slot is kept for a moment, or the delivery would be
@@ -146,7 +146,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
 /**
  * Marks the rows `held` until `release_held` queues them again with the retries that they have left. If the endpoint has
- * recovered meanwhile, the next look releases them.
+ * recovered meanwhile, the releaser's next look does that.
  */
 async function holdDeliveries(pool: Pool, jobs: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
   await pool`

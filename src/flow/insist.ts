@@ -2,12 +2,13 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { isRefusal } from '../db/errors.ts'
 
 const PAUSE_MS = 500
-/** What is at fault itself is not better later: the claims in question lapse. */
+/** Work that is itself at fault does not get better with time: it is given up, and its claims lapse. */
 const FAULTY_MS = 45_000
 
 /**
- * Gets work done that must survive a database outage, however long: tries it twice a second until it succeeds. Throws its last error
- * after `forMs`, or after 45 seconds of what the database refuses (isRefusal) and of faults of ours. `waiting` is called with the first.
+ * Gets work done that must survive a database outage, however long: tries it twice a second until it succeeds. Throws the last
+ * error after `forMs`, when `signal` has aborted, or, if it is a refusal by the database (isRefusal) or a fault of ours, after
+ * 45 seconds. `waiting` is called with the first error.
  */
 export async function insist<T>(
   work: () => Promise<T>,

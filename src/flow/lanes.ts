@@ -5,7 +5,7 @@ import type { Claim } from './claim.ts'
 const ARRIVAL_MS = 500
 /** Claims wait here only if they are likely to start within this time; others are held. */
 const PATIENCE_MS = 300
-/** An endpoint's pace is how many attempts it finished in a window of this length, not counting those that took longer than one. */
+/** An endpoint's pace is how many attempts it finished in a window of this length, not counting any that took longer. */
 const WINDOW_MS = 500
 /** A claim that has waited this many times `PATIENCE_MS` is held, whatever was expected. */
 const STALE = 4
@@ -35,7 +35,7 @@ export type Lanes = {
   takeStale(): Claim[]
   /** Removes and returns all waiting claims. */
   takeWaiting(): Claim[]
-  /** Tells which endpoints have held deliveries; unless these are `all` of them, nothing is said of the others. */
+  /** Tells which endpoints have held deliveries; unless these are `all` of them, the others stay as they were noted before. */
   noteHeld(endpointIds: Set<string>, how: { all: boolean }): void
   /**
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
@@ -58,7 +58,7 @@ export type Lanes = {
  * - One that keeps finishing gets as many slots as its pace asks for. Any other gets at most a quarter of the slots that are
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
- * - The endpoints of one tenant that do not turn their slots over get together at most half of those that other tenants leave.
+ * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
  *   fills neither slots nor memory.
  * - While a slow endpoint has held deliveries, new ones get at most half of its places; the others are for released ones.
@@ -164,7 +164,7 @@ export function createLanes({
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
       if (isNew && spareOf(claim.tenantId, now) <= 0) return 'full'
-      // Else held deliveries, which are older, would find no place as long as new ones come. Probes and paced ones come from there.
+      // Otherwise held deliveries, which are older, would find no place while new ones come. Probes and paced ones were held.
       const wasHeld = claim.atOnce !== null || claim.startAt !== null
       if (isNew && lane.held && !wasHeld && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
@@ -185,7 +185,7 @@ export function createLanes({
       const now = clock()
       lane.started.leave(claim.underWay)
       paceOf(lane, now)
-      // One that was ended by its deadline says nothing about how many more the endpoint could take.
+      // One that took longer than a window, perhaps to its deadline, says nothing about how many more the endpoint could take.
       if (endedAt - claim.underWay.value <= WINDOW_MS) lane.window.finished++
       claim.underWay = null
       const entry = lane.waiting.shift()

@@ -127,7 +127,7 @@ async function deactivate(
   const doomed = standings.flatMap((standing): Doomed[] => {
     const goneAt = gone.filter(({ endpointId }) => endpointId === standing.endpoint_id).map(({ url }) => url)
     if (goneAt.length > 0) return [...new Set(goneAt)].map((url) => ({ standing, reason: 'gone', url }))
-    // In a pause without attempts, or over a leap of the clock, days pass between two failures.
+    // Not by time alone: in a pause without attempts, or when the clock leaps, days pass between two failures.
     const failed =
       rules.disableAfterSeconds > 0 &&
       standing.failure_streak >= rules.failures &&

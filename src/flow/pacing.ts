@@ -14,7 +14,7 @@ export function createTurns(perTurn: number): () => Promise<void> {
     })
 }
 
-/** For what takes milliseconds of the event loop: one such piece of work in each turn, between which everybody else is served. */
+/** Await it before work that takes milliseconds: each turn of the event loop does one such piece, and serves the others too. */
 export const heavyTurn = createTurns(1)
 
 /** Waits until `moment` (by performance.now()). Rejects with the signal's reason if that aborts first. */

@@ -30,10 +30,13 @@ export async function countRows(sql: Db, day: string): Promise<Counts> {
   return counts as Counts
 }
 
-/** Waits until no other run changes anything, then returns whether a day's tables are attached (`in use`), detached (`aside`) or dropped. */
+/**
+ * Waits until no other run changes anything, then returns whether a day's tables are attached (`in use`), detached (`aside`) or
+ * dropped (`gone`).
+ */
 export async function takeTurn(sql: Db, part: string): Promise<'in use' | 'aside' | 'gone'> {
   await sql`select pg_advisory_xact_lock(hashtext('waybill.retention'))`
-  // From the catalog's rows: a name that was looked up before the lock may be cached.
+  // From the catalog itself: what a name was found to mean before the lock may be cached.
   const [found] = await sql<{ relispartition: boolean }[]>`
     select relispartition from pg_class where relnamespace = 'waybill'::regnamespace and relname = ${`deliveries_${part}`}`
   if (found === undefined) return 'gone'

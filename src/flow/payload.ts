@@ -6,7 +6,7 @@ import { insist } from './insist.ts'
 
 /** Room for payloads that are not part of their claims, each from loading until its request is over. */
 const ROOM_BYTES = 64 * 1024 * 1024
-/** Loads at once: a large payload may take all of the pool's patience, and recording needs its other connections. */
+/** Loads at once: a large payload may keep a connection for all of the pool's patience, and recording needs the others. */
 const LOADS_AT_ONCE = 4
 /** How long a payload may wait for room, for its turn to load, and for the database: it keeps a slot that others could use. */
 const ROOM_PATIENCE_MS = 10_000
@@ -24,7 +24,7 @@ type Row = {
 }
 type Loaded = { claim: Claim; payload: string }
 
-/** Runs `work`, which makes a claim's request, with the claim, brought up to date, and its payload. */
+/** Runs `work`, which makes the claim's request, with the claim brought up to date and its payload. */
 export type WithPayload = <Result>(
   claim: Claim,
   work: (claim: Claim, payload: string) => Promise<Result>,
@@ -33,7 +33,7 @@ export type WithPayload = <Result>(
 /**
  * Payloads that are too large to be part of a claim are loaded separately when there is room for them: first come, first served,
  * and a tenant gets at most half of what the others leave. The endpoint may have changed by then, so its URL and secrets are read
- * with the payload. Throws `PayloadLate` if it cannot be had, and the reason of `closing` if that aborts first.
+ * with the payload. Throws `PayloadLate` if the payload cannot be had, and the reason of `closing` if that aborts first.
  */
 export function createPayloads({ pool, closing, log }: { pool: Pool; closing: AbortSignal; log: Log }): WithPayload {
   const refusal = () => new PayloadLate('no room in time')
@@ -51,7 +51,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
         where e.tenant_id = ${claim.tenantId} and e.event_id = ${claim.eventId}
           and p.tenant_id = ${claim.tenantId} and p.endpoint_id = ${claim.endpointId}`,
     )
-    // There is one: retention keeps the event of an unfinished delivery, and endpoints are never deleted.
+    // There always is one: retention keeps the event of an unfinished delivery, and endpoints are never deleted.
     if (row === undefined) throw new Error('the event is gone')
     if (!row.is_active) return null
     return { claim: { ...claim, url: row.url, secrets: secretsOf(row) }, payload: row.payload }

@@ -77,7 +77,7 @@ export async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Prom
       with gone as (
         delete from waybill.idempotency_keys where ctid = any(array(
           select ctid from waybill.idempotency_keys k where ctid > ${last} and event_id < waybill.first_id(${cutoff})
-            -- A sub-query that stays one: a join would read all events for each batch.
+            -- Written so that it stays a sub-query: a join would read all events for each batch.
             and (select e.event_id from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id) is null
           limit ${MAX_DELETE} for update skip locked
         )) returning ctid

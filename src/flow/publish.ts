@@ -67,14 +67,14 @@ const MAX_ROUNDS = 3
 
 const MAX_BATCH = 100
 /**
- * Of all payloads of a batch, in characters. Everybody waits for the batch before and for their own: with four times as much it takes
- * three times as long to publish beside a tenant with large payloads, who gains nothing by it.
+ * Of all payloads of a batch together, in characters. Everybody waits for the batch before their own, too: with four times as
+ * much, publishing beside a tenant with large payloads takes three times as long, and that tenant gains nothing.
  */
 const MAX_BATCH_LENGTH = 512 * 1024
-/** What each delivery adds to that: a batch makes some five hundred at most. */
+/** What each delivery adds to that, so that a batch makes some five hundred at most. */
 const DELIVERY_LENGTH = 1024
 
-/** Of the payloads that are being compared with the originals of their idempotency keys, originals included. */
+/** Room for payloads that are being compared with the originals of their idempotency keys, originals included. */
 const COMPARED_BYTES = 1024 * 1024
 
 /**
@@ -119,7 +119,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     update waybill.rate_windows set count = count - 1
     where tenant_id = ${tenantId} and action = 'events:write' and window_start = ${row.window_start} and ${row.rate_limit} > 0`
 
-  /** Removes a key whose event retention has removed. */
+  /** Removes the request's key if retention has removed its event, and uncounts the request, which is submitted again. */
   async function freeKey(request: PublishRequest, row: Row): Promise<void> {
     await pool`
       delete from waybill.idempotency_keys k where tenant_id = ${request.tenantId} and key = ${eventOf(request)?.idempotencyKey ?? null}
@@ -129,13 +129,13 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
 
   const room = createRequestRoom(COMPARED_BYTES)
 
-  /** Whether the request repeats the event of its key; null when that is gone. */
+  /** Whether the request repeats the event of its key; null when that event is gone. */
   async function isRepeated(request: PublishRequest, row: Row): Promise<boolean | null> {
     const { tenantId } = request
     const event = eventOf(request)
     if (row.same_text) return true
     if (event === null || event.type !== row.original_type) return false
-    // The largest count as half, so that two tenants can have one each.
+    // The largest count as half of the room, so that two tenants can compare one each.
     const bytes = Math.min(event.payload.length + (row.original_bytes ?? 0), COMPARED_BYTES / 2)
     return await room.run(tenantId, bytes, async () => {
       const [original] = await pool<{ payload: string }[]>`
@@ -146,7 +146,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     })
   }
 
-  /** Null when the event of the idempotency key is gone. */
+  /** Null when the request has to be submitted again. */
   async function answer(request: PublishRequest, row: Row): Promise<PublishResult | null> {
     const { outcome, event_id: eventId } = row
     const deliveryIds = row.delivery_ids ?? []

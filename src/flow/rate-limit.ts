@@ -6,13 +6,13 @@ import type { RatePlace } from './publish.ts'
 /** The actions that have limits of their own. `events:write` is counted by the publish transaction itself. */
 export type RateAction = 'events:write' | 'endpoints:write' | 'deliveries:replay' | 'read'
 
-/** How many may be on their way to be counted, and as many more wait for that. */
+/** How many requests may be in the course of being counted; as many more may wait for that. */
 const MAX_WAITING = 2000
 
 /**
  * Counts requests in fixed windows by the database's clock, exactly, however many processes count: one statement for all
- * requests that arrived while the last one ran. Refused requests count as well. A limit of 0 counts nothing. Of a flood, a tenant's
- * share is counted, and the rest refused as `service overloaded`.
+ * requests that arrived while the last one ran. Refused requests count as well. With a limit of 0 nothing is counted. Of a flood,
+ * only a tenant's share is counted, and the rest is refused as `service overloaded`.
  */
 export function createRateCounter(pool: Pool, windowSeconds: number) {
   type Asked = { tenantId: string; action: RateAction; limit: number }

@@ -35,8 +35,8 @@ const MAX_BATCH = 200
 
 /**
  * Records attempts in natural batches: finishes or fails their jobs, stores the attempts, deliveries and counters of those whose
- * claim still held, then whatever follows for their endpoints. A worker that was thought dead changes nothing. If all were
- * delivered, as is usual, this is one statement; else one transaction.
+ * claim was still valid, then does whatever follows for their endpoints. A worker whose claims were taken back changes nothing.
+ * If all were delivered, as is usual, this is one statement; else one transaction.
  */
 export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRules; log: Log }) {
   const { pool, boss, rules } = deps
@@ -78,7 +78,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       const allDelivered = attempts.every(({ verdict }) => verdict.kind === 'delivered')
       const { results, standings, changes } = await (allDelivered ? recordDelivered : recordAny)(attempts).catch(
         async (error: unknown) => {
-          // This had their jobs locked for all that time, so nobody could say that their worker is alive.
+          // This kept their jobs locked all that time, so that they could not be touched.
           const claims = attempts.map(({ claim }) => claim)
           if (isTooSlow(error)) await touch(pool, claims).catch(() => {})
           throw error
@@ -105,12 +105,12 @@ const isoTime = createIsoTime()
 type Stored = { results: Result[]; standings: Standing[]; changes: StateChange[] }
 
 /**
- * Stores attempts (waybill.record) and finishes the jobs of those that have not failed. Returns those whose claim still held,
- * and how their endpoints stand afterwards.
+ * Stores attempts (waybill.record) and finishes the jobs of those that have not failed. Returns those whose claim was still
+ * valid, and how their endpoints stand afterwards.
  */
 async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'>> {
   const column = <T>(read: (result: Result) => T) => results.map(read)
-  /** For values that are usually all null: the list is null as well then. */
+  /** For values that are usually all null: then the list itself is null. */
   const rare = <T>(read: (result: Result) => T | null) =>
     results.every((result) => read(result) === null) ? null : column(read)
   const fence = (result: Result) => (result.verdict.kind === 'failed' ? null : fenceOf(result.claim))
@@ -130,7 +130,7 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
       ${textList(column(({ outcome }) => outcome?.responseBody ?? null))}::text[],
       ${column(({ outcome }) => outcome?.responseTruncated ?? false)}::boolean[])`
   const settled = new Set(standings.flatMap((standing) => standing.settled))
-  // If this process has claimed a delivery twice, the last claim is the one that held.
+  // If this process has claimed a delivery twice, the last claim is the valid one.
   const last = new Map<string, Result>()
   for (const result of results) {
     const { deliveryId, job } = result.claim

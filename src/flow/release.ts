@@ -21,7 +21,7 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     pauseMs: PAUSE_MS,
     log: deps.log,
     async run() {
-      // If there are more than one look can take, they take turns at random.
+      // If there are more endpoints than one look can take, chance decides whose turn it is.
       const candidates = await pool<{ tenant_id: string; endpoint_id: string; wanted: number }[]>`
         select s.tenant_id, s.endpoint_id,
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
@@ -35,7 +35,7 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
         })
         .filter(({ busy, most }) => most > busy)
       if (granted.length === 0) return false
-      // A replay of the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
+      // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
       const released = await retried(
         () => pool<{ endpoint_id: string; released: number }[]>`
           select endpoint_id, released from waybill.release_held(

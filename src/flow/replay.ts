@@ -3,8 +3,8 @@ import type { Fragment } from '../db/statement.ts'
 
 /**
  * The returned function makes a delivery due now (waybill.replay), and resolves with its row as it then is, or undefined if the
- * tenant has no such delivery; `columns` are those of the row. Those that come while one runs share the next run, or they would
- * keep all connections waiting for the lock.
+ * tenant has no such delivery; `columns` are those of the row. Replays of a delivery that come while one runs share the next run:
+ * otherwise all of them would wait for its lock, each with a connection.
  */
 export function createReplay<Row>(pool: Pool, columns: Fragment) {
   type Run = Promise<Row | undefined>

@@ -22,7 +22,7 @@ const MAX_TRIES = 20
 /**
  * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days; with `apply: false` it only
  * counts them. Days are dropped as a whole, after their live rows have moved to the default partitions. A day with too many live
- * rows, or one that is in use for long (a dump reads every table to its end), loses only the rows of finished events, one by one.
+ * rows, or one that stays in use for long (as by a dump, until that ends), loses only the rows of finished events, one by one.
  * Safe to run twice at once.
  */
 export async function runRetention(

@@ -1,6 +1,9 @@
 import type { Outcome } from '../egress/send.ts'
 
-/** What an attempt leads to. `notBeforeSeconds`: from the end of the attempt, as its receiver asked (Retry-After); 0 if it did not. */
+/**
+ * What an attempt leads to. `notBeforeSeconds`: the least wait from the end of the attempt, if its receiver asked for one
+ * (Retry-After) or the tenant's failures are spread out (flow/spread.ts); else 0.
+ */
 export type Verdict = { kind: 'delivered' } | { kind: 'failed'; notBeforeSeconds: number } | { kind: 'gone' }
 
 /** The longest wait that a receiver's Retry-After is granted. */

@@ -8,10 +8,10 @@ import type { AttemptRecord } from './record.ts'
 type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
 export type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | null }
 
-/** Of a delivery that has left its bundle, if it was in one. */
+/** The fence of a delivery that has left its bundle, if it was in one. */
 const ownFenceOf = ({ claim }: AttemptRecord) => fenceOf({ ...claim, bundle: null })
 
-/** A 410 of a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed. */
+/** A 410 from a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed. */
 async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
   const gone = attempts.filter(({ verdict }) => verdict.kind === 'gone').map(({ claim }) => claim)
   if (gone.length === 0) return attempts
@@ -29,8 +29,9 @@ async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRe
 }
 
 /**
- * Without what the month forbade and has been claimed again. An attempt that was made is told from a later one by its number, which
- * is stored but once; this is none, and a replay's job has the same id and retry count.
+ * Leaves out deliveries that the month's limit kept from being sent and that have been claimed again since. An attempt that was
+ * made is told from a later one by its number, which is stored only once. Here none was made, and a replay's job may have the
+ * same id and retry count.
  */
 async function leaveReclaimed(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
   const unmade = attempts.filter(({ outcome }) => outcome === null).map(({ claim }) => claim)
@@ -46,7 +47,8 @@ async function leaveReclaimed(sql: Db, attempts: AttemptRecord[]): Promise<Attem
  */
 export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Result[]> {
   const bundles = made.flatMap(({ claim: { bundle } }) => bundle ?? [])
-  // All of the batch at once: those of the others are locked later, and who holds these might wait for them.
+  // All bundles of the batch at once: those of attempts that have not failed would otherwise be locked later, by when whoever has
+  // them might wait for these.
   if (bundles.length > 0)
     await sql`select from pgboss.job where name = ${DELIVERIES} and id = any(${bundles}::uuid[]) order by id for no key update`
   const attempts = await spareMoved(sql, await leaveReclaimed(sql, made))
@@ -83,7 +85,7 @@ function endingOf({ verdict }: AttemptRecord, nextAttemptAt: Date | null): Endin
   }
 }
 
-/** Every dead letter goes through the dead letter queue. pg-boss puts those there that have no retry left; these are the others. */
+/** Every dead letter goes through the dead letter queue. pg-boss puts those without a retry left there; this puts the others. */
 export async function queueDeadLetters(sql: Db, boss: PgBoss, results: Result[]): Promise<void> {
   const given = results.filter(({ ending }) => ending === 'endpoint_gone' || ending === 'monthly_attempt_limit')
   if (given.length > 0) {

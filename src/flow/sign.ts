@@ -12,8 +12,8 @@ export type Signing = {
 }
 
 /**
- * The headers of attempts, under our own prefix and as Standard Webhooks names them. Signed is
- * `{event_id}.{timestamp}.{body}`, once with each secret, so a receiver that knows either one verifies.
+ * The headers of attempts, under our own prefix and as Standard Webhooks names them. What is signed is
+ * `{event_id}.{timestamp}.{body}`, once with each secret, so a receiver that knows either one can verify it.
  */
 export function createSigner(prefix: string): (attempt: Signing) => Record<string, string> {
   // Made once: an object whose names are new strings each time costs as much as the signature.
@@ -43,7 +43,7 @@ export function sign(secret: string, content: string): string {
   return `v1,${createHmac('sha256', keys.memo(secret)).update(content, 'utf8').digest('base64')}`
 }
 
-/** Setting a key up takes longer than signing with it, and secrets are few beside requests. */
+/** Setting a key up takes longer than signing with it, and secrets are few compared with requests. */
 const keys = new LRUCache<string, KeyObject>({
   max: 10_000,
   memoMethod: (secret) => createSecretKey(Buffer.from(secret.replace(/^whsec_/, ''), 'base64')),

@@ -1,8 +1,8 @@
 import { LRUCache } from 'lru-cache'
 
-/** About half of the retries a second that a worker can make beside first attempts. */
+/** About half of the retries a second that a worker can make alongside first attempts. */
 const PER_SECOND = 500
-/** Failures that come all at once are spread by the jitter of their backoff. */
+/** Up to this many failures that come all at once are left to be spread by the jitter of their backoff. */
 const BURST = 1000
 const MAX_TENANTS = 10_000
 

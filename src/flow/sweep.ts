@@ -5,7 +5,7 @@ import { createForgetFuture } from './forget-future.ts'
 import { type Loop, startLoop } from './loop.ts'
 
 const SWEEP_MS = 20_000
-/** A delivery that changed a moment ago may be in the middle of a step; one that has been due for this long is not. */
+/** A delivery that changed a moment ago may be in the middle of a step; one due and unchanged for this long is not. */
 const OVERDUE_SECONDS = 15
 const MAX_BATCH = 1000
 /** How many deliveries one statement looks at, which takes a fraction of a second; a single endpoint may have more. */

@@ -9,11 +9,11 @@ const LOOK_MS = 1000
 /** A claim that has not been touched for this long has lost its worker, or the worker has lost the database. */
 const LAPSE_SECONDS = 10
 /**
- * How long nothing is taken back after the database was away, or this process has started: longer than workers take to touch what
- * they hold, which they could not while it was away.
+ * How long nothing is taken back after the database was away, or this process has started: longer than workers take to touch
+ * their claims, which they could not do while it was away.
  */
 const AFTER_ABSENCE_MS = 5000
-/** At this interval, a worker that touches what it holds every 3 seconds still does so in time. */
+/** After a leap of up to this much, a worker that touches its claims every 3 seconds still does so in time. */
 const MAX_LEAP_MS = 3000
 /** A delivery that loses this many workers in a row may be the cause: it waits as after a failure, apart from the others. */
 const SUSPECT = 3
@@ -65,14 +65,15 @@ async function clockOf(pool: Pool): Promise<number> {
 }
 
 /**
- * Whether the database's clock has advanced by more than the time since the last call, as after a failover to a machine whose clock
- * is ahead: every claim would seem untouched for that long. It was read after `askedMs`, by this process's `clock`, in milliseconds.
+ * The returned function tells whether the database's clock has advanced by more than the time since its last call, as after a
+ * failover to a machine whose clock is ahead: every claim would seem untouched for that long. The clock showed `clockMs` when it
+ * was read, at some time after `askedMs` by this process's `clock`. All are in milliseconds.
  */
 export function createLeapWatch(clock = () => performance.now()): (clockMs: number, askedMs: number) => boolean {
   let ahead: number | undefined
   return (clockMs, askedMs) => {
     const before = ahead
-    // By how much it is ahead lies between these bounds, which are far apart where the answer was late.
+    // By how much it is ahead lies between these bounds, which are far apart if the answer was late.
     const [least, most] = [clockMs - clock(), clockMs - askedMs]
     ahead = Math.min(Math.max(before ?? least, least), most)
     return before !== undefined && ahead - before > MAX_LEAP_MS
@@ -95,7 +96,7 @@ async function takeBack(pool: Pool, boss: PgBoss, thorough: boolean): Promise<La
     const failing = lapsed.filter((job) => !job.due_now)
     const jobs = failing.map((job) => ({ id: job.delivery_id, retryCount: job.retry_count }))
     if (jobs.length > 0) {
-      // What is not a function of ours is planned for the ids at hand (src/db/open.ts).
+      // This pool keeps plans, as it mostly calls our functions (db/open.ts); what follows is to be planned for the ids at hand.
       await sql`set local plan_cache_mode = 'force_custom_plan'`
       await boss.fail(DELIVERIES, jobs, null, { db: bossDb(sql) })
       await waitForRetry(sql, failing)

@@ -3,13 +3,13 @@ import { isTooSlow } from '../db/errors.ts'
 /** The share of all time that thorough looks may take. */
 const SHARE = 1 / 50
 const PAUSE_MS = 1000
-/** How long the first that was slow puts off the next: it may have waited for a lock, and not scanned much. */
+/** How long a first slow look puts off the next at most: it may have waited for a lock rather than scanned much. */
 const DOUBT_MS = 10_000
 
 /**
- * For looks that are quick when they go on from where the last one ended, and may be slow when they begin anew (`thorough`). Tells
- * each which it is. At most one a second is thorough, and fewer if one after the other is slow or times out. `clock` is in
- * milliseconds.
+ * For looks that are quick when they go on from where the last one ended, and may be slow when they begin anew (`thorough`).
+ * Tells each look which it is to be. At most one a second is thorough, and fewer if several in a row are slow or time out.
+ * `clock` is in milliseconds.
  */
 export function createThoroughness(
   clock = () => performance.now(),

@@ -55,7 +55,7 @@ export function createApp(deps: AppDeps): App {
   const rateLimit = createRateLimit(deps.rateCounter, limits.rateLimits)
   const mount = createMount({ app, auth: deps.auth, rateLimit })
 
-  // Only then: routes without middleware cost less.
+  // Only at this level: routes without middleware cost less.
   if (log.isLevelEnabled('debug')) {
     app.use(async (c, next) => {
       const started = performance.now()

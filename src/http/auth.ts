@@ -18,7 +18,7 @@ export type TenantLimits = {
 export type Tenant = { tenantId: string; limits: TenantLimits }
 
 export type Auth = {
-  /** The tenant that the Authorization header's key belongs to. Throws the 401 of the specification. */
+  /** The tenant that the Authorization header's key belongs to. Throws a 401 error if there is none. */
   tenant(authorization: string | undefined): Promise<Tenant>
   /** Throws unless the header carries the admin key. */
   admin(authorization: string | undefined): void

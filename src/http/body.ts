@@ -13,13 +13,13 @@ const STALL_MS = 10_000
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
 /**
- * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than that can be.
+ * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than such a body can be.
  * Throws `payload too large`, `invalid JSON` (not UTF-8, not JSON) or `invalid request` (another content type, an encoding,
  * nested too deep; with 408: nothing of it arrived for a while).
  */
 export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
   const { 'content-type': type = '', 'content-encoding': encoding } = c.env.incoming.headers
-  // Whatever charset it names: what is not UTF-8 is found out below.
+  // Whatever charset it names: what is not UTF-8 is found below.
   const [mediaType = ''] = type.split(';')
   if (mediaType.trim().toLowerCase() !== 'application/json') throw badHeader('content-type', 'must be application/json')
   if (encoding && encoding.toLowerCase() !== 'identity')

@@ -83,7 +83,7 @@ const getReference = createRoute({
 
 /** `/openapi.json` and the reference page `/docs`, both whole without internet access. */
 export function mountDocs(mount: Mount, app: App, options: () => DocumentOptions): void {
-  // As bytes, one copy serves every connection, also those that nobody reads from.
+  // As bytes, one copy serves every connection, even those whose clients do not read.
   let document: Buffer<ArrayBuffer> | undefined
   mount.open(getDocument, (c) => {
     document ??= Buffer.from(JSON.stringify(openApiDocument(app, options())))

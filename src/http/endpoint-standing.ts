@@ -18,7 +18,7 @@ export type StandingRow = {
 export const standingColumns = fragment`
   inactive_reason, inactive_since,
   (select json_build_object('breaker', s.breaker, 'since', s.breaker_since, 'next_probe_at',
-        -- What is not held goes by its own retries. Where it is ordered, nothing comes before the retry that all others wait for.
+        -- What is not held goes by its own retries. If ordered, nothing comes before the retry that all others wait for.
         case when s.held > 0 and not (endpoints.ordered and s.pending + s.retrying > s.held) then s.next_probe_at end,
       'failure_streak', s.failure_streak, 'failing_since', s.failing_since, 'held', s.held)
    from waybill.endpoint_stats s where s.tenant_id = endpoints.tenant_id and s.endpoint_id = endpoints.endpoint_id) as standing`

@@ -113,7 +113,7 @@ export function mountEndpoints(
       const [updated] = await sql<EndpointRow[]>`
         update waybill.endpoints set ${assignments(body)}, updated_at = now() ${inactivity(before.is_active, body.is_active)}
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns}`
-      // From now on all others wait for the one retry that is due first.
+      // From now on all other deliveries wait for the one retry that comes first.
       if (body.ordered === true && !before.ordered)
         await sql`select waybill.hurry_ordered(${tenant.tenantId}, ${target})`
       // Whatever has changed, held deliveries may be allowed now.
@@ -144,8 +144,8 @@ function inactivity(wasActive: boolean, isActive: boolean | undefined): Fragment
 }
 
 /**
- * Gives an endpoint that was inactive, or failed at another URL, the benefit of the doubt: what was held goes out in growing chunks,
- * if it is ordered after the one retry that the others wait for.
+ * Gives an endpoint that was inactive, or failed at another URL, the benefit of the doubt: what was held goes out in growing
+ * chunks or, if the endpoint is ordered, after the one retry that the others wait for.
  */
 async function startAgain(sql: Db, tenantId: string, endpointId: string, ordered: boolean): Promise<void> {
   if (ordered) await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`

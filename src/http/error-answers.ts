@@ -11,7 +11,7 @@ const monthlyQuota = quota.extend({ resets_at: z.string().openapi({ format: 'dat
 
 type Explained = { cause: string; remedy: string; details?: [schema: z.ZodType, example: unknown] }
 
-/** What each error's details hold, what causes it, and what a client should do. Nobody but the document reads this. */
+/** What each error's details hold, what causes it, and what a client should do. Only the documentation shows this. */
 const EXPLAINED: Record<ErrorCode, Explained> = {
   invalid_json: {
     cause: 'The body is not JSON in UTF-8, or is empty',

@@ -1,6 +1,6 @@
 import { heavyTurn } from '../flow/pacing.ts'
 
-/** Of a list, what is written in one turn of the event loop. A page of 24 MiB would take a tenth of a second at a stretch. */
+/** How much of a list is written in one turn of the event loop: a page of 24 MiB would take a tenth of a second at a stretch. */
 const PIECE_LENGTH = 64 * 1024
 
 /**

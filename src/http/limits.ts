@@ -119,7 +119,7 @@ const getSafety = createRoute({
   },
 })
 
-/** The service's own limits; a tenant's overrides go before them. */
+/** The service's own limits; a tenant's overrides take precedence. */
 export type ServiceLimits = {
   maxEndpoints: number
   maxFanoutEndpoints: number

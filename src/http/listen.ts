@@ -25,18 +25,18 @@ const LATE_CHECK_MS = 2000
 const UNREAD_MS = 30_000
 /** How long a client has to read the answer to something that was not a request. */
 const LINGER_MS = 2000
-/** How many requests of one connection may wait for their answers; who sends more without reading any is cut off. */
+/** How many requests of one connection may wait for their answers; a client that sends more is cut off. */
 const MAX_PIPELINED = 100
-/** What those that wait on all connections may hold together, counted in names and values of headers: each takes some 50 bytes. */
+/** What waiting requests on all connections may hold together, in names and values of headers: each takes some 50 bytes. */
 const MAX_AHEAD = 200_000
-/** What a request takes besides. */
+/** What each of them takes besides its headers, in the same unit. */
 const REQUEST_WEIGHT = 50
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
 /**
- * The request that came last, until it is answered and has arrived, what begins each one that is not answered, and what those weigh
- * (MAX_AHEAD) that wait for others to be answered.
+ * `last`: the request that came last, until it has arrived and is answered. `unanswered`: what begins each request that is not
+ * answered yet. `ahead`: the weight (see MAX_AHEAD) of those that wait for others to be answered.
  */
 type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number }
 const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0 })
@@ -55,8 +55,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
-    // It would cut off who is still sending after half a second, answer and all; Node reads on, keeps nothing of it, and
-    // ends it with the request's time.
+    // It would cut off, answer and all, a client that is still sending half a second later. Node reads on, keeps nothing of it,
+    // and ends it when the request's time is up.
     autoCleanupIncoming: false,
     errorHandler(error) {
       if (!(error instanceof RequestError)) throw error
@@ -64,9 +64,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     },
   })
   const onRequest = (request: IncomingMessage, response: Answer) => {
-    // While draining, idle clients are told to go: a kept-alive connection would hold the close for seconds.
+    // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds.
     if (draining) response.headers.connection = 'close'
-    // Gone, if what came before in the same packet has cut it off.
+    // Undefined if an earlier request in the same packet has had it cut off.
     const connection = connections.get(request.socket)
     if (connection === undefined) return
     connection.last = request
@@ -90,12 +90,12 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     }
     response.once('close', () => {
       connection.unanswered.shift()
-      // One after the other, each in a turn of its own: what many connections send ahead would else all begin in one turn.
+      // One after the other, each in a turn of its own: otherwise all that connections have sent ahead would begin in one.
       const [next] = connection.unanswered
       if (next) setImmediate(next)
-      // An idle connection keeps nothing of it.
+      // So that an idle connection does not keep its last request in memory.
       if (connection.last === request && request.complete) connection.last = undefined
-      // An answer that had begun before then leaves its connection open.
+      // An answer that began before the draining leaves its connection open.
       if (draining) setImmediate(() => server.closeIdleConnections())
     })
     if (!isBehind) begin()
@@ -108,7 +108,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       connectionsCheckingInterval: LATE_CHECK_MS,
       // Node's own refusal has no body.
       requireHostHeader: false,
-      // Else Node takes the first of two keys.
+      // Otherwise Node takes the first of two Authorization headers.
       joinDuplicateHeaders: true,
       ServerResponse: Answer,
     },
@@ -117,7 +117,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   server.on('connection', (socket: Socket) => {
     const connection = newConnection()
     connections.set(socket, connection)
-    // Each of many requests on one connection may wait for its end (http/reads.ts).
+    // Each of many requests on one connection may listen for its end (http/reads.ts).
     socket.setMaxListeners(0)
     const unread = cutUnread(socket)
     socket.once('close', () => {
@@ -137,8 +137,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) => {
     const { last, unanswered } = connections.get(socket) ?? newConnection()
     const isArriving = last?.complete === false
-    // The refusal is the answer to the request that is arriving, or to what is none. Anything else that waits for an answer would take
-    // it for its own, and nothing gets two.
+    // The refusal answers the request that is arriving, or what is no request at all. If another request waited for its answer,
+    // the client would take this for it; and no request may get two.
     const isNext = unanswered.length === (isArriving ? 1 : 0)
     if (error.code === 'ECONNRESET' || !socket.writable || !isNext || isAnswering(socket)) {
       socket.destroy()
@@ -171,7 +171,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
           resolve()
         })
         server.closeIdleConnections()
-        // To Node, a client that has not sent anything yet is not idle; and once closed, it times nobody out.
+        // To Node, a client that has not sent anything yet is not idle; and a closed server times nobody out.
         cut((socket) => (socket as Socket).bytesRead === 0)
         const unfinished = setInterval(
           () => cut((_socket, { last, unanswered }) => unanswered.length === 0 || !last?.complete),
@@ -185,7 +185,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
 /**
  * Looks at a connection until the timer is cleared, and destroys it once nothing of an answer has gone out for `UNREAD_MS`. It
  * looks at what is left of the present write. The kernel takes more only when a third of its buffer is free, so a reader needs
- * 30 KiB/s if that is 3 MiB. Node's own socket timeout would also cut off clients that wait for our answer.
+ * 30 KiB/s if the buffer is 3 MiB. Node's own socket timeout would also cut off clients that wait for our answer.
  */
 function cutUnread(socket: Socket): NodeJS.Timeout {
   let left = 0

@@ -4,7 +4,7 @@ import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { answers, count } from './schemas.ts'
 
-/** Of an endpoint's queued deliveries: most of them may wait for a retry, however old they are. */
+/** How many of an endpoint's queued deliveries are looked at, oldest first: the oldest may wait for retries, and not be due. */
 const OLDEST = 1000
 
 const getMetrics = createRoute({
@@ -62,8 +62,8 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
         from waybill.attempt_counts where tenant_id = ${tenantId} group by status_code order by status_code`
       const [endpoints] = await sql<{ total: number; active: number }[]>`
         select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`
-      // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or an earlier one
-      // waits for its retry where the order is strict.
+      // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or it is ordered and an
+      // earlier delivery waits for its retry.
       const [oldest] = await sql<{ seconds: number }[]>`
         select coalesce(max(greatest(0, extract(epoch from now() - least(queued.due, held.due)))), 0)::float8 as seconds
         from waybill.endpoints e

@@ -60,7 +60,7 @@ export function openApiDocument(app: App, { version, baseUrl, headerPrefix }: Do
   })
   for (const [name, definition] of Object.entries(HEADERS)) registry.registerComponent('headers', name, definition)
   for (const [code, value] of ERROR_EXAMPLES) registry.registerComponent('examples', code, { value })
-  // No route answers with it, but what is no route does.
+  // No route answers with it; requests for which there is no route are answered with it.
   registry.register('NotFoundError', ERROR_BODIES.not_found)
   registerWebhook(registry, headerPrefix)
   const document = app.getOpenAPI31Document({

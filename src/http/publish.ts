@@ -87,19 +87,19 @@ export function mountPublish(
   const { publish, rateLimit, log } = deps
   const maxPayloadBytes = (tenant: Tenant) => tenant.limits.max_payload_bytes ?? deps.maxPayloadBytes
 
-  /** Until when a tenant's rate window is full at least, unless its limit changes. */
+  /** Until when, at the least, a tenant's rate window is full, unless its limit changes. */
   const full = new LRUCache<string, { rate: number | undefined; until: number }>({ max: 10_000 })
   const isFull = ({ tenantId, limits }: Tenant) => {
     const known = full.get(tenantId)
     return known !== undefined && performance.now() < known.until && known.rate === limits.events_write_rate
   }
 
-  /** Requests are counted by the publish transaction, also those whose body was refused. */
+  /** Requests are counted by the publish transaction, even those whose body was refused. */
   async function count(c: Context<Env>, tenant: Tenant, event: PublishRequest['event']): Promise<PublishResult> {
     const asked = performance.now()
     const result = await publish({ tenantId: tenant.tenantId, event })
     const { rate } = result
-    // The seconds are rounded up, and were counted after `asked`.
+    // `secondsLeft` is rounded up, and counts from a moment after `asked`.
     if (rate.limit > 0 && rate.count >= rate.limit)
       full.set(tenant.tenantId, { rate: tenant.limits.events_write_rate, until: asked + (rate.secondsLeft - 1) * 1000 })
     // A crash of the database may have lost the window.

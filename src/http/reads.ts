@@ -26,7 +26,7 @@ const UNREAD_WAIT_MS = 400
  * Reads that may be large: lists, sums, payloads. Two things bound them, and a tenant gets at most half of what the others leave
  * of each. Turns: they run on a `pool` of their own, so that publishing, authentication, limits and recording always have
  * connections. Bytes: an answer takes room until the client has read it or its connection is gone. A turn ends only when its
- * answer has room, so at most as many answers as there are turns are without. Answers that nobody reads are cut off
+ * answer has room, so at most as many answers are without room as there are turns. Answers that nobody reads are cut off
  * (http/listen.ts).
  */
 export function createReads(pool: Pool): Reads {

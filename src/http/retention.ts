@@ -50,7 +50,7 @@ export function mountRetention(
   mount.admin(
     runNow,
     async (c, { body }) => {
-      // A database that is away is told of in time: the retention pool would wait for an hour.
+      // Asked first, to report in time that the database is away: the retention pool would wait for an hour.
       await startDeadline()(() => pool`select 1`)
       return c.json({ ok: true, ...(await runRetention(retention, { days, apply: body.apply, log })) }, 200)
     },

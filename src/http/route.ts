@@ -32,10 +32,10 @@ type Input<R extends RouteConfig> = {
   text: string
 }
 
-/** The room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. */
+/** Room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. */
 const TENANTS_BYTES = 32 * 1024 * 1024
 const ADMIN_BYTES = 4 * 1024 * 1024
-/** Changes and replays that are made at once: those of one tenant wait for each other's locks, each with a connection. */
+/** How many changes and replays are made at once: those of one tenant wait for each other's locks, each with a connection. */
 const MAX_CHANGES = 6
 const CHANGE_WAIT_MS = 2000
 
@@ -49,7 +49,7 @@ type TenantOptions = {
   maxPayloadBytes?: (tenant: Tenant) => number
   /** If it throws, that answers the request, and its body is not read. */
   beforeBody?: (tenant: Tenant, c: Context<Env>) => Promise<void>
-  /** Called when the request itself is refused, before the refusal is thrown. */
+  /** Called when the request is refused as invalid, before the refusal is thrown. */
   onRefused?: (tenant: Tenant, c: Context<Env>) => Promise<void>
 }
 
@@ -160,7 +160,7 @@ function problemsOf(error: unknown): FieldProblem[] {
 
 /** A parameter that is given twice becomes a list, which none of our schemas accepts. */
 function readQuery(c: Context<Env>): Record<string, string | string[]> {
-  // In one pass: to look each name up takes a time that grows with the square of their number.
+  // In one pass: looking up each name takes time that grows with the square of their number.
   const values = new Map<string, string | string[]>()
   for (const [name, value] of new URL(c.req.url).searchParams) {
     const before = values.get(name)
@@ -175,7 +175,7 @@ function readQuery(c: Context<Env>): Record<string, string | string[]> {
 const readHeaders = (c: Context<Env>, schema: z.ZodObject) =>
   Object.fromEntries(Object.keys(schema.shape).map((name) => [name, c.env.incoming.headers[name]]))
 
-/** A schema can raise an error of its own with `params: { error }` (the URL rules do), else it is an invalid request. */
+/** A schema can raise an error of its own with `params: { error }` (the URL rules do); any other is an invalid request. */
 function refusal(problems: (FieldProblem & { error?: 'invalid_url' })[]): AppError {
   const [only] = problems
   if (problems.length === 1 && only?.error) return new AppError(only.error, only.message)

@@ -13,7 +13,7 @@ export const id = (of: string) =>
 
 export const timestamp = z.string().openapi({ format: 'date-time', example: '2026-11-20T09:30:00.000Z' })
 
-/** A whole number that 32 bits may not hold: clients of some languages would be generated with these. */
+/** A whole number that may need more than 32 bits: without the format, clients generated for some languages would use 32. */
 export const count = z.int().openapi({ format: 'int64' })
 
 export const tenantId = z
@@ -66,8 +66,8 @@ const spelledOut = (text: string) =>
   )
 
 /**
- * A moment with an offset or `Z`. Ids begin in 1970: any moment before that is treated as 1970 (`firstId`). They have whole
- * milliseconds, so what is at or after a moment between two of them is at or after the second one.
+ * A moment with an offset or `Z`. Ids begin in 1970: any moment before that is treated as 1970 (`firstId`). Ids have whole
+ * milliseconds, so a moment between two of them is rounded up.
  */
 const moment = z
   .string()
@@ -118,7 +118,7 @@ const pageFields = {
     .openapi(numberParam('How many rows a page holds.', { minimum: 1, maximum: 250, default: 50 })),
   offset: wholeNumber(0, 10_000)
     .optional()
-    // No default, or clients would be generated that send it along with a cursor.
+    // No default, or generated clients would send it along with a cursor.
     .openapi(
       numberParam('How many rows are skipped; for greater depth use `cursor`.', { minimum: 0, maximum: 10_000 }),
     ),
@@ -149,7 +149,7 @@ export const endpointsQuery = z
   .superRefine(onlyOneStart)
 
 const timeOrder = (query: { since?: Date | undefined; until?: Date | undefined }, ctx: z.RefinementCtx) => {
-  // What is not a time has its own mistake, and is still text here.
+  // A value that is not a time is reported as that, and is still text here.
   if (query.since instanceof Date && query.until instanceof Date && query.since >= query.until) {
     ctx.addIssue({ code: 'custom', path: ['since'], message: 'must be before until' })
   }
