@@ -370,19 +370,49 @@ test('what all connections send ahead is bounded by what it takes: who sends mor
 })
 
 const procStat = { skip: cpuSeconds(process.pid) === null && 'only Linux tells what another process has used' }
+/** The service's CPU time for a hundred requests, in seconds. */
+async function cpuOf(ask: () => Promise<void>): Promise<number> {
+  const before = cpuSeconds(service.pid) ?? 0
+  for (let nth = 0; nth < 100; nth++) await ask()
+  return (cpuSeconds(service.pid) ?? 0) - before
+}
+
 test('a hundred times as many parameters of one query take less than twenty times as long', procStat, async () => {
-  const cpuOf = async (names: number) => {
+  const withNames = (names: number) => {
     const query = Array.from({ length: names }, (_, nth) => nth.toString(36)).join('&')
-    const before = cpuSeconds(service.pid) ?? 0
-    for (let nth = 0; nth < 100; nth++) {
+    return cpuOf(async () => {
       const { status, body } = await tenant.call('GET', `/v1/deliveries?${query}`)
       assert.deepEqual([status, body.details.length], [400, 20])
-    }
-    return (cpuSeconds(service.pid) ?? 0) - before
+    })
   }
-  const [few, many] = [await cpuOf(35), await cpuOf(3500)]
+  const [few, many] = [await withNames(35), await withNames(3500)]
   // It is 5 times as long, for most of a request is something else, and 50 times where each name is looked up among all.
   assert.ok(many < 20 * Math.max(few, 0.05), `${few} s for few, ${many} s for many`)
+})
+
+for (const [where, path] of [
+  ['no route has', (times: number) => `/${'%ff/'.repeat(times)}%`],
+  ['are in an id', (times: number) => `/v1/deliveries/${'%ff-'.repeat(times)}`],
+] as const) {
+  test(
+    `a hundred times as many escapes that are not UTF-8, and ${where}, take less than ten times as long`,
+    procStat,
+    async () => {
+      const withEscapes = (times: number) =>
+        cpuOf(async () => assert.equal((await tenant.call('GET', path(times))).status, 404))
+      const [few, many] = [await withEscapes(38), await withEscapes(3800)]
+      // Where each is decoded by itself, it is 40 ms for each request.
+      assert.ok(many < 10 * Math.max(few, 0.05), `${few} s for few, ${many} s for many`)
+    },
+  )
+}
+
+test('escapes in a path stand for what they escape', async () => {
+  const statusOf = async (path: string) =>
+    (await rawRequest(service.port, `GET ${path} HTTP/1.1\r\n${HOST}${AUTH}Connection: close\r\n\r\n`))?.status
+  assert.equal(await statusOf('/%76%31/deliveries'), 200)
+  assert.equal(await statusOf('/v1/deliveries%3Flimit=1'), 404)
+  assert.equal(await statusOf('/v1%2Fdeliveries'), 404)
 })
 
 test('nothing above was a fault of ours', () => {
