@@ -114,6 +114,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     },
     onRequest,
   )
+  // A client that has sent everything may say so (RFC 9293, 3.6) and still wait for its answers. The types leave this out.
+  Object.assign(server, { httpAllowHalfOpen: true })
   server.on('connection', (socket: Socket) => {
     const connection = newConnection()
     connections.set(socket, connection)

@@ -208,6 +208,18 @@ describe('HTTP that is unusual', () => {
     assert.ok(performance.now() - began < 20_000, 'before its time was over')
   })
 
+  test('clients that close their side behind a request, or behind several, are answered', async () => {
+    const body = '{"event_type":"a.b","payload":{}}'
+    const publish = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Content-Length: ${body.length}\r\n\r\n${body}`
+    for (const requests of [1, 5]) {
+      const socket = connect({ port: service.port, host: '127.0.0.1', allowHalfOpen: true })
+      socket.end(publish.repeat(requests))
+      let text = ''
+      for await (const chunk of socket) text += chunk
+      assert.equal(text.match(/HTTP\/1.1 202 /g)?.length, requests, text)
+    }
+  })
+
   test('a client that leaves in the middle of its body is no fault of ours', async () => {
     const head = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Content-Length: 100\r\n\r\n{`
     const answer = await rawRequest(service.port, head, (_write, end) => setTimeout(end, 50))
