@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { openDb } from '../src/db/open.ts'
 import { createForgetFuture } from '../src/flow/forget-future.ts'
+import { startSweep } from '../src/flow/sweep.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
-import { assertBooks, NO_LIMITS, settled } from './support/lanes.ts'
+import { assertBooks, NO_LIMITS, publishMany, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -142,7 +143,10 @@ test('what comes from tomorrow is mended while others change it', async (t) => {
     values ('acme', gen_random_uuid(), 'http://x', array['*'], '')`
   // One by one, so that each has a job of its own.
   await sql`
-    select from generate_series(1, 1500), lateral waybill.publish(array['acme'], array['a'], array['{}'], array[null], ${JSON.stringify(NO_LIMITS)})`
+    select from generate_series(1, 1500) n,
+      lateral waybill.publish(array['acme'], array['a'], array['{}'], array[n::text], ${JSON.stringify(NO_LIMITS)})`
+  const [queued] = await sql`select count(*)::int as jobs from pgboss.job where name = 'deliveries'`
+  assert.equal(queued?.jobs, 1500)
   const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 9 })
   cleanUp(t, () => pool.end())
   // As a worker does that fails attempts while the clock is ahead. Where one statement mended jobs and deliveries, this crashed Postgres 18 now and then.
@@ -164,6 +168,53 @@ test('what comes from tomorrow is mended while others change it', async (t) => {
       (select count(*)::int from waybill.deliveries where next_attempt_at > now() + interval '1 minute') as deliveries
     from pgboss.job where name = 'deliveries'`
   assert.deepEqual({ ...late }, { jobs: 0, deliveries: 0 })
+})
+
+test('what has lost its job is held once, while it is being replayed', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+    values ('acme', gen_random_uuid(), 'http://x', array['*'], '')`
+  await publishMany(sql, 'acme', 30_000)
+  await sql`update waybill.deliveries set status = 'delivered'`
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql.text('vacuum analyze waybill.deliveries')
+  await sql.text('vacuum analyze pgboss.job')
+  await publishMany(sql, 'acme', 4000)
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  const lost = await sql<{ id: string }[]>`select delivery_id as id from waybill.deliveries where status = 'pending'`
+  const log = createLog('silent')
+  const pool = openDb(databaseUrl, { log, name: 'test', max: 9 })
+  cleanUp(t, () => pool.end())
+  for (let round = 0; round < 10; round++) {
+    await sql`
+      update waybill.deliveries set held = false, next_attempt_at = now() - interval '1 hour', updated_at = now() - interval '1 hour'
+      where status = 'pending'`
+    await sql`update waybill.endpoint_stats set pending = 4000, held = 0`
+    let isOver = false
+    // Where one statement found lost deliveries and held them, this crashed Postgres 18 within a few rounds.
+    const replaying = Array.from({ length: 8 }, async (_, nth) => {
+      for (let at = nth; !isOver; at = (at + 8) % lost.length)
+        await pool`select from waybill.replay('acme', ${lost[at]?.id ?? ''})`
+    })
+    const sweep = startSweep({ pool, log, longestWaitSeconds: 0 })
+    cleanUp(t, () => {
+      isOver = true
+      return sweep.stop()
+    })
+    const held = async () => {
+      sweep.wake()
+      const [row] = await sql`
+        select count(*)::int as rows, (select held::int from waybill.endpoint_stats) as counted from waybill.deliveries where held`
+      return { ...row }
+    }
+    await waitFor(async () => (await held()).rows === 4000, { what: 'all to be held' })
+    isOver = true
+    await Promise.all(replaying)
+    await sweep.stop()
+    assert.deepEqual(await held(), { rows: 4000, counted: 4000 })
+  }
 })
 
 test('a probe that is due tomorrow, because the clock was ahead, is made now', async (t) => {

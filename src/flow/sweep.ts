@@ -63,22 +63,31 @@ async function endpointsAfter(pool: Pool, last: Endpoint): Promise<Endpoint[]> {
 
 /** Returns how many it found, at most `MAX_BATCH`. */
 async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
-  const [swept] = await pool<{ count: number }[]>`
-    with mine as (
-      select pg_try_advisory_xact_lock(hashtext('waybill.sweeping')) as alone
-    ), lost as (
-      select d.tenant_id, d.delivery_id, d.endpoint_id
+  // In two statements: Postgres 18 crashes when a single one locks rows, finds them changed meanwhile (by a replay), and then prunes
+  // partitions in another of its parts.
+  return await pool.begin(async (sql) => {
+    const lost = await sql<(Endpoint & { delivery_id: string })[]>`
+      with mine as (
+        select pg_try_advisory_xact_lock(hashtext('waybill.sweeping')) as alone
+      )
+      select d.tenant_id, d.endpoint_id, d.delivery_id
       from mine, unnest(${endpoints.map((one) => one.tenant_id)}::text[], ${endpoints.map((one) => one.endpoint_id)}::uuid[]) as e (tenant_id, endpoint_id)
       join waybill.deliveries d on d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id
         and d.status in ('pending', 'retrying') and not d.held
       where mine.alone and greatest(d.next_attempt_at, d.updated_at) < now() - ${OVERDUE_SECONDS} * interval '1 second'
         and not exists (select from pgboss.job j where j.name = ${DELIVERIES} and j.id = coalesce(d.bundle, d.delivery_id))
-      limit ${MAX_BATCH} for update of d skip locked
-    ), held as (
-      update waybill.deliveries d set held = true, bundle = null, spent_retries = greatest(0, d.attempt_count - d.earlier_attempts), next_attempt_at = null, updated_at = now()
-      from lost l where d.tenant_id = l.tenant_id and d.delivery_id = l.delivery_id
-    )
-    select count(*)::int, waybill.count_held(array_agg(tenant_id), array_agg(endpoint_id), array_fill(1, array[count(*)::int])), pg_notify('waybill_held', '')
-    from lost having count(*) > 0`
-  return swept?.count ?? 0
+      limit ${MAX_BATCH} for update of d skip locked`
+    if (lost.length > 0)
+      await sql`
+        with lost as (
+          select * from unnest(${lost.map((one) => one.tenant_id)}::text[], ${lost.map((one) => one.endpoint_id)}::uuid[],
+            ${lost.map((one) => one.delivery_id)}::uuid[]) as l (tenant_id, endpoint_id, delivery_id)
+        ), held as (
+          update waybill.deliveries d set held = true, bundle = null, spent_retries = greatest(0, d.attempt_count - d.earlier_attempts), next_attempt_at = null, updated_at = now()
+          from lost l where d.tenant_id = l.tenant_id and d.delivery_id = l.delivery_id
+        )
+        select waybill.count_held(array_agg(tenant_id), array_agg(endpoint_id), array_fill(1, array[count(*)::int])), pg_notify('waybill_held', '')
+        from lost`
+    return lost.length
+  })
 }
