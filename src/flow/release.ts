@@ -21,12 +21,14 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     pauseMs: PAUSE_MS,
     log: deps.log,
     async run() {
-      // If there are more endpoints than one look can take, chance decides whose turn it is.
+      // If there are more endpoints than one look can take, chance decides whose turn it is. Where one delivery of an ordered endpoint is
+      // under way, or waits for its retry, none has a turn.
       const candidates = await pool<{ tenant_id: string; endpoint_id: string; wanted: number }[]>`
         select s.tenant_id, s.endpoint_id,
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
         from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
-        where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now()) order by random() limit ${MAX_LANES}`
+        where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
+          and not (e.ordered and s.pending + s.retrying > s.held) order by random() limit ${MAX_LANES}`
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
       const granted = candidates
         .map(({ tenant_id, endpoint_id, wanted }) => {
