@@ -102,6 +102,24 @@ test('what was claimed when the last worker was lost hours ago is sent by the ne
   await receiver.until(4)
 })
 
+test('no more bundles are taken apart than hold what is taken back', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  await publishMany(sql, tenant.tenantId, 1600)
+  await sql`
+    update pgboss.job set state = 'active', started_on = now(), heartbeat_on = now() - interval '20 seconds' where name = 'deliveries'`
+  const bundles = async () => (await sql`select from pgboss.job where name = 'deliveries' and data ? 'ids'`).length
+  const takeBack = () => sql`select from waybill.take_back(interval '10 seconds', 3, 5, 160, false)`
+  const before = await bundles()
+  assert.ok(before >= 100)
+  assert.equal((await takeBack()).length, 160)
+  assert.equal(await bundles(), before - 10)
+  let rest = 0
+  for (let taken = 160; taken > 0; rest += taken) taken = (await takeBack()).length
+  assert.deepEqual([rest, await bundles()], [1440, 0])
+})
+
 test('what a worker cannot put away does not keep it from putting others away', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)

@@ -1,4 +1,4 @@
--- Takes claims back from workers that were lost: up to `most` jobs that nobody has touched for `lapse` become due at once, before
+-- Takes claims back from workers that were lost: up to `most` deliveries that nobody has touched for `lapse` become due at once, before
 -- all that wait. The next claim counts as a retry, which is pg-boss's fence against the worker that was only thought lost.
 -- `crashes` is how many attempts in a row have no record. From `suspect` of them on, or with no retry left, the job does not
 -- become due: the caller has to fail it, and from `poison` on that leaves it no retry. Unless `thorough`, only what was touched
@@ -19,7 +19,8 @@ begin
     select id, data from pgboss.job
     where name = 'deliveries' and state = 'active' and heartbeat_on < now() - lapse
       and heartbeat_on > case when thorough then '-infinity' else now() - interval '1 minute' end and data ? 'ids'
-    limit most for update skip locked
+    -- Each holds up to sixteen.
+    limit (most + 15) / 16 for update skip locked
   )
   select array_agg(data ->> 'tenant_id'), array_agg(l.id), array_agg(m.id::uuid) into tenants, bundles, ids
   from lapsed l, jsonb_array_elements_text(data -> 'ids') as m (id);
