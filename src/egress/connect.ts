@@ -62,7 +62,7 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
   const address = host.replace(/^\[|\]$/g, '')
   const proxy = { host: address, port: proxyPort, servername: isIP(address) ? '' : address }
   const credentials = Buffer.from(`${decodeURIComponent(username)}:${decodeURIComponent(password)}`).toString('base64')
-  const headers = username === '' ? {} : { 'proxy-authorization': `Basic ${credentials}` }
+  const headers = username + password === '' ? {} : { 'proxy-authorization': `Basic ${credentials}` }
   return ({ hostname, port }, signal) =>
     new Promise((resolve, reject) => {
       const path = `${isIP(hostname) === 6 ? `[${hostname}]` : hostname}:${port}`

@@ -149,7 +149,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     const broken = isArriving ? last : undefined
     const refuse = (status: 400 | 408 | 431, message: string) =>
       refusal(status, message, idOf(broken)).end(socket, broken?.method)
-    if (error.code === 'HPE_HEADER_OVERFLOW') refuse(431, 'the headers must be at most 16 KiB in all')
+    if (error.code === 'HPE_HEADER_OVERFLOW') refuse(431, 'there must be at most 1,000 headers, of 16 KiB in all')
     else if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') refuse(408, 'the request took too long to arrive')
     else refuse(400, 'is not valid HTTP')
   })

@@ -829,7 +829,11 @@ test('a shutdown interrupts attempts at any stage without an outcome, and those 
 
 // The egress proxy.
 
-async function startProxy(t: TestContext, status = 200, { tls = false, headers = '' } = {}) {
+async function startProxy(
+  t: TestContext,
+  status = 200,
+  { tls = false, headers = '', credentials = 'user:p%40ss@' } = {},
+) {
   const asked: { target: string; authorization: string | undefined }[] = []
   const server = tls ? createHttpsServer({ key: KEY, cert: TRUSTED }) : createHttpServer()
   server.on('connect', (request, client: Socket) => {
@@ -847,7 +851,7 @@ async function startProxy(t: TestContext, status = 200, { tls = false, headers =
   })
   const proxy = await listen(server, 'unused', () => {})
   t.after(() => proxy.close())
-  return { ...proxy, url: `${tls ? 'https' : 'http'}://user:p%40ss@127.0.0.1:${proxy.port}`, asked }
+  return { ...proxy, url: `${tls ? 'https' : 'http'}://${credentials}127.0.0.1:${proxy.port}`, asked }
 }
 
 for (const tls of [false, true])
@@ -866,6 +870,19 @@ for (const tls of [false, true])
       { target: `a.example.test:${http.port}`, authorization },
       { target: `b.example.test:${https.port}`, authorization },
     ])
+  })
+
+for (const [credentials, sent] of [
+  ['user@', 'user:'],
+  [':p%40ss@', ':p@ss'],
+  ['', null],
+] as const)
+  test(`an egress proxy gets the credentials that its URL has (${credentials})`, async (t) => {
+    const proxy = await startProxy(t, 403, { credentials })
+    const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
+    await post('http://a.example.test/')
+    const authorization = sent === null ? undefined : `Basic ${Buffer.from(sent).toString('base64')}`
+    assert.deepEqual(proxy.asked, [{ target: 'a.example.test:80', authorization }])
   })
 
 for (const tls of [false, true])
