@@ -1,3 +1,5 @@
+import { randomBytes } from 'node:crypto'
+
 /** JSON nested deeper than this is refused: recursion over it (ours or a receiver's) would not end well. */
 export const MAX_DEPTH = 64
 
@@ -5,7 +7,8 @@ const QUOTE = 34
 const BACKSLASH = 92
 const OPEN = new Set([91, 123])
 const CLOSE = new Set([93, 125])
-const NUMERIC = new Set(Buffer.from('0123456789+-.eE'))
+const NUMERIC = new Uint8Array(128)
+for (const code of Buffer.from('0123456789+-.eE')) NUMERIC[code] = 1
 
 /** Whether brackets nest deeper than MAX_DEPTH. Reads any text, valid or not, without recursion. */
 export function isTooDeep(text: string): boolean {
@@ -65,8 +68,7 @@ function endOfValue(text: string, start: number): number {
  */
 export function isSameJson(left: string, right: string): boolean {
   if (left === right) return true
-  const standIns = new Map<string, string>()
-  return isSame(JSON.parse(withStandIns(left, standIns)), JSON.parse(withStandIns(right, standIns)))
+  return isSame(parseExactly(left), parseExactly(right))
 }
 
 /** For values that JSON.parse has made: all their keys are own properties, even `__proto__`. */
@@ -88,37 +90,29 @@ const SAFE_EXPONENT = 150
 /** Safe at a glance, without counting zeros. Nothing shorter than `1e100` is unsafe. */
 const SAFE = /^-?[\d.]{1,15}(?:[eE][+-]?\d\d?)?$/
 const SHORTEST_UNSAFE = 5
-/** Whatever is safe is smaller than this. */
-const STAND_IN_EXPONENT = 200
+/** What stands before those that are not safe. No text can have it, as nobody can guess it. */
+const MARK = randomBytes(12).toString('base64url')
 
-/** Writes a stand-in for each number that is not safe as a double: the same one however it is spelled, and for no other. */
-function withStandIns(text: string, standIns: Map<string, string>): string {
-  let result = ''
+/** JSON.parse, but a number that is not safe as a double becomes a string: the same one however it is spelled, and no other is. */
+function parseExactly(text: string): unknown {
+  const parts: string[] = []
   let done = 0
   for (let at = 0; at < text.length; at++) {
     const code = text.charCodeAt(at)
     if (code === QUOTE) at = endOfString(text, at)
-    else if (NUMERIC.has(code)) {
+    else if (NUMERIC[code]) {
       const start = at
-      while (NUMERIC.has(text.charCodeAt(at + 1))) at++
+      while (NUMERIC[text.charCodeAt(at + 1)]) at++
       const end = at + 1
       if (end - start < SHORTEST_UNSAFE) continue
       const number = text.slice(start, end)
       if (SAFE.test(number)) continue
-      result += text.slice(done, start) + standIn(number, standIns)
+      const exact = canonicalNumber(number)
+      parts.push(text.slice(done, start), exact.isSafe ? exact.text : `"${MARK}${exact.text}"`)
       done = end
     }
   }
-  return result + text.slice(done)
-}
-
-function standIn(number: string, standIns: Map<string, string>): string {
-  const known = standIns.get(number)
-  if (known !== undefined) return known
-  const { text, isSafe } = canonicalNumber(number)
-  const made = isSafe ? text : (standIns.get(text) ?? `${standIns.size + 1}e${STAND_IN_EXPONENT}`)
-  standIns.set(text, made).set(number, made)
-  return made
+  return JSON.parse(parts.join('') + text.slice(done))
 }
 
 /** `1`, `1.0`, `10e-1` become `1e0`: sign, digits without outer zeros, exponent. Zero has no sign. */

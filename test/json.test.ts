@@ -143,6 +143,10 @@ const LARGE: [string, (size: number) => [string, string]][] = [
   ['numbers', (n) => lists(n / 2, '1', '1')],
   ['numbers with exponents', (n) => lists(n / 4, '1e1', '10')],
   ['numbers beyond every double', (n) => lists(n / 6, '1e999', '10e998')],
+  [
+    'different numbers of many digits',
+    (n) => [`[${digits(n / 20)}]`, `[${digits(n / 20).map((number) => `${number}0`)}]`],
+  ],
   ['strings', (n) => lists(n / 3, '""', ' ""')],
   ['lists', (n) => lists(n / 3, '[]', ' []')],
   ['objects', (n) => lists(n / 3, '{}', ' {}')],
@@ -150,6 +154,7 @@ const LARGE: [string, (size: number) => [string, string]][] = [
   ['keys that are numbers', (n) => objects(n, String)],
 ]
 const zeros = (length: number) => '0'.repeat(length)
+const digits = (count: number) => Array.from({ length: Math.ceil(count) }, (_, nth) => `${nth}.1234567890123`)
 
 function lists(length: number, left: string, right: string): [string, string] {
   return [`[${Array(Math.ceil(length)).fill(left)}]`, `[${Array(Math.ceil(length)).fill(right)}]`]
