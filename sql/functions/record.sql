@@ -60,7 +60,7 @@ begin
       attempts = c.attempts + excluded.attempts, retries = c.retries + excluded.retries,
       duration_ms = c.duration_ms + excluded.duration_ms
   ), recent as (
-    select tenant_id, endpoint_id, array_agg(status_code order by started_at desc, attempt_number desc) as codes,
+    select tenant_id, endpoint_id, array_agg(status_code order by started_at + duration_ms * interval '1 millisecond' desc, attempt_number desc) as codes,
       max(started_at) filter (where retry_state = 'succeeded') as last_success_at,
       max(started_at) filter (where retry_state <> 'succeeded') as last_failure_at,
       min(started_at) filter (where is_strike) as first_failure_at, count(*) filter (where is_strike) as failures

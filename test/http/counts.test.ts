@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { type AddressInfo, createServer } from 'node:net'
 import { after, before, describe, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { createDatabase } from '../support/database.ts'
 import { settled } from '../support/lanes.ts'
 import { startReceiver } from '../support/receiver.ts'
@@ -290,4 +291,34 @@ test('health tells the last status codes, newest first, the last success and fai
   const failing = await health()
   assert.deepEqual([failing.recent_status_codes[0], failing.last_success_at], [502, now.last_success_at])
   assert.ok(failing.last_failure_at > now.last_failure_at)
+})
+
+test('of attempts that are recorded together, the one that ended last is the newest', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl }))
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+  await tenant.publish()
+  await settled(sql)
+  const { promise: opened, resolve: open } = Promise.withResolvers<void>()
+  let asked = 0
+  let answered = 0
+  receiver.script('/hook', async () => {
+    const nth = ++asked
+    await opened
+    await sleep((6 - nth) * 50)
+    answered++
+    return 200 + nth
+  })
+  for (let nth = 0; nth < 5; nth++) await tenant.publish()
+  await waitFor(() => asked === 5, { what: 'all to be under way' })
+  await sql.begin(async (locked) => {
+    // The record of the first to end waits, and those of the others come behind it.
+    await locked`select from waybill.endpoint_stats where endpoint_id = ${endpoint_id} for update`
+    open()
+    await waitFor(() => answered === 5, { what: 'all to be answered' })
+  })
+  await settled(sql)
+  const { body } = await tenant.call('GET', `/v1/endpoints/${endpoint_id}/health`)
+  assert.deepEqual(body.recent_status_codes, [201, 202, 203, 204, 205, 200])
 })
