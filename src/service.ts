@@ -161,7 +161,8 @@ export async function startService(options: {
     const sweep = startSweep({
       pool: upkeep,
       log,
-      longestWaitSeconds: Math.max(config.BREAKER_PROBE_MAX_SECONDS, config.ATTEMPT_TIMEOUT_SECONDS + 10),
+      // A replay that is the next probe puts off the one after it by a minute (waybill.probe_now).
+      longestWaitSeconds: Math.max(config.BREAKER_PROBE_MAX_SECONDS, config.ATTEMPT_TIMEOUT_SECONDS + 10, 60),
     })
     releasers.add('sweep', sweep.stop)
   }
