@@ -196,7 +196,7 @@ async function requireKeys(pool: Pool, secretBox: SecretBox): Promise<void> {
   const missing = rows.map((row) => row.key_id).filter((keyId) => !secretBox.keyIds.includes(keyId))
   if (missing.length > 0) {
     throw new Error(
-      `ENCRYPTION_KEY lacks the key that signing secrets are encrypted with (id ${missing.join(', ')}); add it behind the new one. After the last rotation it is needed for ROTATION_OVERLAP_SECONDS`,
+      `ENCRYPTION_KEY lacks the key that signing secrets are encrypted with (id ${missing.join(', ')}); add it after the new one. It is needed until ROTATION_OVERLAP_SECONDS after the last rotation`,
     )
   }
 }

@@ -64,7 +64,7 @@ const MESSAGES: Record<AttemptError, string> = {
   timeout: 'the receiver did not answer in time',
   blocked_destination: 'the destination is blocked for SSRF protection',
   proxy_error: 'the egress proxy could not reach the receiver',
-  response_too_large: 'the response is too large, without its body',
+  response_too_large: 'the response is too large, even without its body',
   protocol_error: 'the response is not valid HTTP/1.1',
   http_status: 'the receiver answered with a status other than 2xx',
   redirect: 'the receiver answered with a redirect; redirects are not followed',

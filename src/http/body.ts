@@ -23,7 +23,7 @@ export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promis
   const [mediaType = ''] = type.split(';')
   if (mediaType.trim().toLowerCase() !== 'application/json') throw badHeader('content-type', 'must be application/json')
   if (encoding && encoding.toLowerCase() !== 'identity')
-    throw badHeader('content-encoding', 'compressed bodies are not read')
+    throw badHeader('content-encoding', 'compressed bodies are not accepted')
   const bytes = await readBytes(c, maxPayloadBytes)
   let text: string
   try {

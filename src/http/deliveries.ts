@@ -36,7 +36,7 @@ const listDeliveries = createRoute({
   tags: ['Deliveries'],
   summary: 'List deliveries',
   description:
-    'Filters narrow together. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond. They also bound what a list reads: where other filters match little of very much, it takes too long without, and is an invalid request.',
+    'Filters narrow together. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond. They also bound what is read: without them, a list whose other filters match few of very many deliveries takes too long, and is refused as an invalid request.',
   security,
   request: { query: deliveriesQuery },
   responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
@@ -85,7 +85,7 @@ const attempt = z
       .enum(['succeeded', 'will_retry', 'exhausted'])
       .openapi({ description: '`exhausted`: the delivery was given up on with this attempt.', example: 'will_retry' }),
     next_attempt_at: timestamp.nullable(),
-    started_at: timestamp.openapi({ description: 'Of an attempt whose worker was lost: when that was found out.' }),
+    started_at: timestamp.openapi({ description: 'If the worker was lost: when that was found out.' }),
   })
   .openapi('Attempt')
 
@@ -112,7 +112,7 @@ const replay = createRoute({
   tags: ['Deliveries'],
   summary: 'Replay a delivery',
   description:
-    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. Where the endpoint is failing, it is the next probe, unless one is under way. Nothing is queued twice.',
+    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. If the endpoint is failing, the delivery becomes the next probe, unless one is under way. Nothing is queued twice.',
   security,
   request: { params: deliveryPath },
   responses: { 202: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'monthly_attempts') },

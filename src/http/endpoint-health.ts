@@ -34,7 +34,7 @@ const getEndpointHealth = createRoute({
           success_rate: rate.openapi({ description: 'Of those attempts; null without any.', example: 0.95 }),
           failure_rate: rate.openapi({ example: 0.05 }),
           mean_duration_ms: z.int().min(0).nullable().openapi({
-            description: 'Of those attempts that got a status, but for a 2xx that broke off; null without any.',
+            description: 'Over the attempts that got a status, other than an incomplete 2xx; null if there are none.',
             example: 87,
           }),
           recent_status_codes: z

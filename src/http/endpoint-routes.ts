@@ -30,7 +30,7 @@ export const standingFields = {
   held_count: count.openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
   next_probe_at: timestamp.nullable().openapi({
     description:
-      'While failing: when the next of its held deliveries is tried. Null where none is held, or it is ordered and the first one waits for its retry: then the deliveries tell when.',
+      'While failing: when the next of its held deliveries is tried. Null if none is held, or if the endpoint is ordered and its first delivery waits for a retry: see that delivery’s `next_attempt_at`.',
   }),
 }
 
@@ -43,7 +43,7 @@ const endpointRecord = z
     subscribed_events: z.array(z.string()).openapi({ example: ['invoice.paid'] }),
     is_active: z
       .boolean()
-      .openapi({ description: 'An inactive endpoint gets no new events; what waits for it waits.' }),
+      .openapi({ description: 'An inactive endpoint gets no new events; what already waits for it is kept.' }),
     max_per_second: z.int().nullable().openapi({ description: 'Null for no limit.', example: null }),
     ordered: z.boolean(),
     ...standingFields,
@@ -110,7 +110,7 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     tags: ['Endpoints'],
     summary: 'Register an endpoint',
     description:
-      'The host may not be, or resolve to, this machine, a private, link-local or otherwise special network, or a cloud metadata service: its name is judged here, its addresses at every attempt.',
+      'The host may not be, or resolve to, this machine, a private, link-local or otherwise special network, or a cloud metadata service: its name is checked here, its addresses at every attempt.',
     security,
     request: { body: jsonBody(z.strictObject(writableFields(allow))) },
     responses: {
@@ -156,7 +156,7 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     tags: ['Endpoints'],
     summary: 'Change an endpoint',
     description:
-      'Holds for every attempt that begins more than two seconds after the answer, also of events published before: it goes to the new URL, and only while the endpoint is active. `subscribed_events` decides when an event is published; what was accepted is delivered.',
+      'Applies to every attempt that begins more than two seconds after the answer, also of events published earlier: it goes to the new URL, and only if the endpoint is active. `subscribed_events` is applied when an event is published; deliveries that were accepted are still made.',
     security,
     request: {
       params: endpointPath,
@@ -183,12 +183,12 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     tags: ['Endpoints'],
     summary: 'Rotate the signing secret',
     description:
-      'Until `previous_secret_expires_at` requests carry two signatures, of the new and of the old secret; those that a worker had in hand, for up to two seconds, that of the old alone. Two secrets sign at most: rotating again within that time, also because the answer got lost, ends the older one at once.',
+      'Until `previous_secret_expires_at` requests carry two signatures, of the new and of the old secret; for up to two seconds, those that a worker already had in hand carry only that of the old. At most two secrets sign: rotating again within that time, even if only because the answer got lost, ends the older one at once.',
     security,
     request: { params: endpointPath },
     responses: {
       200: answers(
-        'The endpoint, with the only sight of its new signing secret',
+        'The endpoint; its new signing secret is shown only here',
         ok
           .extend(endpointRecord.shape)
           .extend({ signing_secret: signingSecret, previous_secret_expires_at: timestamp }),

@@ -26,7 +26,7 @@ export const standingColumns = fragment`
 const REASONS = {
   tenant: 'set inactive by its tenant',
   gone: 'it answered 410 Gone',
-  failing: 'it did nothing but fail for too long',
+  failing: 'every attempt has failed for too long',
 }
 
 const moment = (text: string | null | undefined) => (text ? new Date(text) : null)

@@ -20,7 +20,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
   },
   invalid_request: {
     cause:
-      'A field, parameter or header is missing, unknown or out of bounds, or a list would go through too much; `details` names them, up to 20, each with its bound',
+      'A field, parameter or header is missing, unknown or out of bounds, or a list would have to read too much; `details` names them, up to 20, each with its bound',
     remedy: 'Correct what `details` names',
     details: [problems, [{ path: 'event_type', message: 'must be at most 128 characters' }]],
   },
@@ -36,7 +36,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
       z.object({
         limit_bytes: z.int(),
         actual_bytes: count.openapi({
-          description: 'Of a body that is more than 64 KiB larger than that: as announced, or as far as it was read.',
+          description: 'For a body that is more than 64 KiB over that limit: as announced, or as far as it was read.',
         }),
       }),
       { limit_bytes: 262_144, actual_bytes: 300_000 },
@@ -48,7 +48,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     remedy: 'Use a key that the operator issued for this tenant',
   },
   invalid_admin_key: {
-    cause: 'An admin route was called with another key than the admin key',
+    cause: 'An admin route was called with a key other than the admin key',
     remedy: 'Use the admin key',
   },
   event_not_found: { cause: 'This tenant has no such event', remedy: 'Check the id; retention may have removed it' },
@@ -104,7 +104,8 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
   },
   monthly_attempts: {
     cause: 'The tenant’s delivery attempts of this UTC month are used up; publishing and replaying are refused',
-    remedy: 'As above; what was waiting is dead-lettered as `monthly_attempt_limit` and can be replayed later',
+    remedy:
+      'As for monthly events; what was waiting is dead-lettered as `monthly_attempt_limit` and can be replayed later',
     details: [monthlyQuota, { limit: 5_000_000, current: 5_000_000, resets_at: MONTH_END }],
   },
   endpoint_count: {
@@ -119,11 +120,11 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
   },
   internal: {
     cause: 'A fault of ours',
-    remedy: 'Repeat with the same key and body; report the `X-Request-Id` if it stays',
+    remedy: 'Repeat with the same key and body; report the `X-Request-Id` if it persists',
   },
   overloaded: {
     cause:
-      'More requests wait, or answers wait to be read, of all tenants or of this one, than there is room for; nothing was done for this one',
+      'Too many requests, of all tenants or of this one, are waiting, or too many answers unread; nothing was done for this request',
     remedy: 'Wait a second (`Retry-After`), then repeat with the same key and body',
   },
 }

@@ -18,7 +18,7 @@ const health = createRoute({
   tags: ['Service'],
   summary: 'Whether the service and its database answer',
   description:
-    'Of the process that answers, in every mode; within a second whatever the database does. Asked over a connection of its own, so that load alone never makes it 503.',
+    'Reports on the process that answers, in every mode, within a second whatever the database does. It uses a connection of its own, so that load alone never makes it 503.',
   security: [],
   responses: {
     200: answers(

@@ -100,7 +100,7 @@ const getSafety = createRoute({
           }),
           hard_limits: hardLimits,
           protections: z.object({
-            ssrf_protection: z.boolean().openapi({ description: 'Of all addresses but `egress_exemptions`.' }),
+            ssrf_protection: z.boolean().openapi({ description: 'Applies to all addresses but `egress_exemptions`.' }),
             payload_size_limit: z.boolean(),
             endpoint_quota: z.boolean(),
             fanout_limit: z.boolean(),

@@ -14,7 +14,7 @@ const getMetrics = createRoute({
   tags: ['Metrics'],
   summary: 'Operational metrics of the tenant',
   description:
-    'Kept up by the transactions that publish and record, so they agree with the records. Retention takes attempts out by the hour in which they were made, and their records with their delivery.',
+    'Kept up to date by the transactions that publish and record, so they agree with the records. Retention removes attempts from these counts by the hour in which they were made, but their records together with their delivery.',
   security: [{ apiKey: [] }],
   responses: {
     200: answers(
@@ -36,7 +36,7 @@ const getMetrics = createRoute({
           endpoint_counts: z.object({ total: count, active: count, inactive: count }),
           queue_age_seconds: z.number().openapi({
             description:
-              'How long the oldest due delivery has been due, held ones included whose endpoint is only busy; 0 if none is.',
+              'How long the oldest due delivery has been due, including those held only because their endpoint is busy; 0 if none is due.',
           }),
         })
         .openapi('MetricsSummary'),

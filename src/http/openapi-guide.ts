@@ -29,9 +29,9 @@ Webhook delivery: publish an event once, and every subscribed endpoint gets it s
 ## Requests and answers
 Bodies are JSON in UTF-8, nested at most 64 deep. Unknown fields and query parameters of lists are refused, and all mistakes of a request (20 at most) are reported at once. Checks come in this order: bearer token, rate limit, request, record.
 
-A body of success is flat: \`ok: true\` beside the record’s fields. Ids are UUIDv7; times are ISO 8601 in UTC with milliseconds. \`X-Request-Id\` is on every answer: yours, if you sent one that is sane.
+The body of a successful answer is flat: \`ok: true\` beside the record’s fields. Ids are UUIDv7; times are ISO 8601 in UTC with milliseconds. \`X-Request-Id\` is on every answer: yours, if you sent one (of at most 128 letters, digits, dots, colons, hyphens and underscores).
 
-Lists are newest first (attempts: oldest first): \`data\`, \`limit\`, \`offset\`, \`has_more\`, \`next_cursor\`. For the next page give \`next_cursor\` as \`cursor\`, with the same filters: it goes on where the page ended, whatever has arrived meanwhile, at any depth. \`offset\` ends at 10,000.
+Lists are newest first (attempts: oldest first): \`data\`, \`limit\`, \`offset\`, \`has_more\`, \`next_cursor\`. For the next page give \`next_cursor\` as \`cursor\`, with the same filters: it continues where the page ended, whatever has arrived meanwhile, at any depth. \`offset\` ends at 10,000.
 
 ## Publishing safely
 Send an \`Idempotency-Key\` with every publish. After a timeout or a 5xx, repeat the request with the same key and body: the same event answers 200 with the first answer and \`Idempotent-Replayed: true\`, and is not delivered twice; a different one answers 409. “Same” compares \`event_type\` and \`payload\` as JSON values: key order, white space and the spelling of numbers aside. A key is kept as long as its event. The payload’s text is stored and delivered as it was sent. A publish that a limit refuses does not use its key up.
@@ -43,14 +43,14 @@ Requests are counted per tenant and action (\`events:write\`, \`endpoints:write\
 See *Webhooks* below for the request. Verify \`${prefix}-signature\` over the raw body before parsing it: split it at spaces, and accept if any part equals \`v1,\` + base64(HMAC-SHA256(key, \`{${prefix}-event-id}.{${prefix}-timestamp}.{raw body}\`)), compared in constant time, where the key is the base64 part of the endpoint’s \`whsec_…\` secret, decoded. Refuse timestamps more than five minutes off. The same values stand in \`webhook-id\`, \`webhook-timestamp\` and \`webhook-signature\`, so any Standard Webhooks library verifies them. Deliveries are made at least once, oldest first but not strictly (unless the endpoint is \`ordered\`): deduplicate by \`${prefix}-delivery-id\`, or by \`webhook-id\` where one endpoint gets an event once.
 
 ## What the service tells
-An endpoint that names one of these types in \`subscribed_events\` is told about the tenant’s other endpoints, by an event like any other: \`endpoint.disabled\`, with \`data\` of \`endpoint_id\`, \`url\`, \`reason\` (\`gone\` or \`failing\`) and \`since\`; \`endpoint.recovered\`, with \`endpoint_id\`; \`delivery.dead_lettered\`, with \`delivery_id\`, \`event_id\`, \`endpoint_id\`, \`event_type\`, \`dead_letter_reason\` and \`attempt_count\`. Not of dead letters because the month’s attempts are used up: nothing can be sent then.
+An endpoint that names one of these types in \`subscribed_events\` is told about the tenant’s other endpoints, by an event like any other: \`endpoint.disabled\`, with \`data\` of \`endpoint_id\`, \`url\`, \`reason\` (\`gone\` or \`failing\`) and \`since\`; \`endpoint.recovered\`, with \`endpoint_id\`; \`delivery.dead_lettered\`, with \`delivery_id\`, \`event_id\`, \`endpoint_id\`, \`event_type\`, \`dead_letter_reason\` and \`attempt_count\`. Dead letters that the monthly attempt limit causes are not announced: nothing can be sent then.
 
 ## Errors
 Every error is \`{"ok": false, "error": "…", "details": …}\`; the strings do not change, and \`details\` is absent where there is nothing to add.
 
 ${errorTable()}
 
-What is not HTTP at all, or arrives too slowly (10 seconds for headers, 10 without any more of the body, 30 in all) or with too many headers (1,000, or 16 KiB in all), is answered with \`invalid request\` and the status 400, 408 or 431. An answer of which nothing is read for 30 seconds ends with its connection. After 408, 5xx or no answer, repeat with the same key and body; after 429 wait first; after any other error, correct the request.
+What is not HTTP at all, or arrives too slowly (10 seconds for headers, 10 without any more of the body, 30 in all) or with too many headers (1,000, or 16 KiB in all), is answered with \`invalid request\` and the status 400, 408 or 431. If nothing of an answer is read for 30 seconds, its connection is closed. After 408, 5xx or no answer, repeat with the same key and body; after 429 wait first; after any other error, correct the request.
 
 ## Versions
 All routes but \`/health\`, \`/openapi.json\` and \`/docs\` are under \`/v1\`. New fields may be added to answers; nothing is taken away.

@@ -54,7 +54,7 @@ export const attemptError = z
   .string()
   .nullable()
   .openapi({
-    description: `The class of the failure; null on success. \`http_status\`, \`redirect\`: the receiver answered, and not with 2xx. \`worker_lost\`: the worker was lost during the attempt, which may have arrived. Otherwise no complete, valid answer came: ${UNANSWERED.join(', ')}.`,
+    description: `The class of the failure; null on success. \`http_status\`, \`redirect\`: the receiver answered, and not with 2xx. \`worker_lost\`: the worker was lost during the attempt, whose request may have arrived. Otherwise no complete, valid answer came: ${UNANSWERED.join(', ')}.`,
     example: 'http_status',
   })
 
@@ -79,7 +79,7 @@ const moment = z
     }),
   )
   .transform((text) => new Date(Date.parse(text) + (/\.\d{3}\d*[1-9]/.test(text) ? 1 : 0)))
-  .refine((date) => !Number.isNaN(date.getTime()), 'must be a time that there is')
+  .refine((date) => !Number.isNaN(date.getTime()), 'must be a valid time')
 
 const wholeNumber = (min: number, max: number) =>
   z
@@ -102,12 +102,12 @@ const cursorAt = (form: RegExp) =>
     // Encoded again, since decoding skips characters that it cannot read.
     .refine(
       ({ text, position }) => form.test(position) && encodeCursor(position) === text,
-      'must be a next_cursor that this list answered',
+      'must be a next_cursor that this list returned',
     )
     .transform(({ position }) => position)
     .openapi({
       param: { schema: { type: 'string' } },
-      description: 'Goes on where a page ended: its `next_cursor`. Excludes `offset`.',
+      description: 'The `next_cursor` of a page: continues where it ended. Cannot be combined with `offset`.',
     })
 
 const encodeCursor = (position: string) => Buffer.from(position).toString('base64url')
@@ -162,7 +162,7 @@ const uuidFilter = z
 
 export const deliveryStatus = z.enum(['pending', 'retrying', 'delivered', 'dead_lettered']).openapi('DeliveryStatus', {
   description:
-    '`pending`: not tried yet, or not since it was replayed. `retrying`: failed, another attempt is due. The other two are final until a replay.',
+    '`pending`: not tried yet, or not since it was replayed. `retrying`: failed, and another attempt will follow. The other two are final until a replay.',
 })
 
 const deliveryFilters = {

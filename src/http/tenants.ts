@@ -24,7 +24,7 @@ const tenantLimits = z
   .partial()
   .openapi('TenantLimits', {
     example: { monthly_events: 2_000_000 },
-    description: 'What this tenant may do beyond or below the service’s own limits; absent ones are the service’s.',
+    description: 'This tenant’s own limits, above or below the service’s; where one is absent, the service’s applies.',
   })
 
 const tenantBody = z.strictObject({
