@@ -3,7 +3,7 @@ import { type Config, ConfigError, maskConfig, readConfig } from './config.ts'
 import { startEmbedded } from './embedded.ts'
 import { createLog, type Log } from './log.ts'
 import { type Database, type Mode, startService } from './service.ts'
-import { createReleasers, type Releasers } from './shutdown.ts'
+import { type Closers, createClosers } from './shutdown.ts'
 import { readVersion } from './version.ts'
 
 const USAGE = `Usage: waybill [--mode all|api|worker] [--no-migrate]
@@ -29,10 +29,10 @@ async function main(): Promise<void> {
   if (flags.version) return void process.stdout.write(`${await readVersion()}\n`)
   const config = readConfig(process.env)
   const log = createLog(config.LOG_LEVEL)
-  const releasers = createReleasers()
-  const stopped = stopOnSignal(config, log, releasers)
+  const closers = createClosers()
+  const stopped = stopOnSignal(config, log, closers)
   try {
-    const database = await openDatabase(config, log, releasers)
+    const database = await openDatabase(config, log, closers)
     log.info({ config: maskConfig(config), mode: flags.mode, version: await readVersion() }, 'service.starting')
     if (config.EGRESS_ALLOW.length > 0) {
       log.warn(
@@ -46,7 +46,7 @@ async function main(): Promise<void> {
       mode: flags.mode,
       migrateFirst: flags.migrate,
       log,
-      releasers,
+      closers,
       hurry: stopped.hurry,
     })
     log.info({ port, mode: flags.mode }, 'service.ready')
@@ -54,7 +54,7 @@ async function main(): Promise<void> {
     if (!stopped.begun()) {
       if (error instanceof ConfigError) throw error
       log.fatal({ err: error }, 'service.failed')
-      await releasers.releaseAll(log, config.SHUTDOWN_GRACE_SECONDS * 1000)
+      await closers.closeAll(log, config.SHUTDOWN_GRACE_SECONDS * 1000)
       process.exit(1)
     }
   }
@@ -80,7 +80,7 @@ function readFlags(): { mode: Mode; migrate: boolean; help: boolean; version: bo
 }
 
 /** The configured database, or an embedded one with keys of its own. */
-async function openDatabase(config: Config, log: Log, releasers: Releasers): Promise<Database> {
+async function openDatabase(config: Config, log: Log, closers: Closers): Promise<Database> {
   if (config.DATABASE_URL) {
     return {
       url: config.DATABASE_URL,
@@ -88,7 +88,7 @@ async function openDatabase(config: Config, log: Log, releasers: Releasers): Pro
       encryptionKeys: config.ENCRYPTION_KEY ?? [],
     }
   }
-  const embedded = await startEmbedded('.waybill', log, (stop) => releasers.add('embedded Postgres', stop))
+  const embedded = await startEmbedded('.waybill', log, (stop) => closers.add('embedded Postgres', stop))
   if (!config.ADMIN_API_KEY)
     process.stderr.write(`Embedded Postgres in .waybill/. Admin key: ${embedded.adminApiKey}\n`)
   return {
@@ -102,7 +102,7 @@ async function openDatabase(config: Config, log: Log, releasers: Releasers): Pro
  * The first SIGTERM or SIGINT stops the service in order and exits 0; a second one cuts the grace short, and exits 1 as soon
  * as what is in flight has been handed back; a third one exits at once.
  */
-function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
+function stopOnSignal(config: Config, log: Log, closers: Closers) {
   let begun = false
   let heardAt = Number.NEGATIVE_INFINITY
   const hurry = new AbortController()
@@ -119,7 +119,7 @@ function stopOnSignal(config: Config, log: Log, releasers: Releasers) {
     log.info({ signal, grace_seconds: config.SHUTDOWN_GRACE_SECONDS }, 'service.stopping')
     const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
     setTimeout(() => process.exit(1), graceMs + FORCE_MS).unref()
-    void releasers.releaseAll(log, graceMs).then(() => {
+    void closers.closeAll(log, graceMs).then(() => {
       log.info('service.stopped')
       process.exit(hurry.signal.aborted ? 1 : 0)
     })

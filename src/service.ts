@@ -16,7 +16,7 @@ import { startMaintenance } from './maintenance.ts'
 import { migrate, requireMigrated } from './migrate.ts'
 import { createBoss, type QueueSettings, stopBoss, updateQueues } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
-import type { Releasers } from './shutdown.ts'
+import type { Closers } from './shutdown.ts'
 import { readVersion } from './version.ts'
 import { startWorker } from './worker.ts'
 
@@ -43,8 +43,8 @@ export const queueSettings = (config: Config): QueueSettings => ({
 })
 
 /**
- * Starts the parts that `mode` asks for and registers, in `releasers`, how each is stopped: requests and attempts at once,
- * then connections. Throws when a part cannot start; what was started is then in `releasers` all the same.
+ * Starts the parts that `mode` asks for and registers, in `closers`, how each is stopped: requests and attempts at once,
+ * then connections. Throws when a part cannot start; what was started is then in `closers` all the same.
  */
 export async function startService(options: {
   config: Config
@@ -52,11 +52,11 @@ export async function startService(options: {
   mode: Mode
   migrateFirst: boolean
   log: Log
-  releasers: Releasers
+  closers: Closers
   /** Aborted when attempts in flight are to be handed back at once. */
   hurry: AbortSignal
 }): Promise<{ port: number }> {
-  const { config, database, mode, log, releasers } = options
+  const { config, database, mode, log, closers } = options
   const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
   const version = await readVersion()
   await untilReachable(database.url, log)
@@ -64,7 +64,7 @@ export async function startService(options: {
   const secretBox = createSecretBox(database.encryptionKeys)
   const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }): Pool => {
     const pool = openDb(database.url, { log, name: `waybill ${mode}${name}`, ...more })
-    releasers.add(`database${name}`, () => pool.end({ timeout: 2 }))
+    closers.add(`database${name}`, () => pool.end({ timeout: 2 }))
     return pool
   }
   const pool = open('', { max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS) })
@@ -79,7 +79,7 @@ export async function startService(options: {
   const auth = createAuth(pool, database.adminApiKey)
   if (mode !== 'worker') {
     const endListening = await pool.listen('waybill_tenants', auth.forget, auth.forget)
-    releasers.add('tenant changes', endListening)
+    closers.add('tenant changes', endListening)
   }
   let port = config.PORT
   const app = createApp({
@@ -110,14 +110,14 @@ export async function startService(options: {
   // Before anything is claimed: the port may be taken.
   const server = await listen(app, { hostname: config.HOST, port: config.PORT })
   port = server.port
-  releasers.add('http', () => server.close(graceMs), { atOnce: true })
+  closers.add('http', () => server.close(graceMs), { atOnce: true })
 
   if (mode !== 'api') {
     const upkeep = open(' upkeep', UPKEEP)
     const claims = open(' claims', { max: 1, claims: true })
     const boss = createBoss(database.url, log)
     await boss.start()
-    releasers.add('queue', () => stopBoss(boss))
+    closers.add('queue', () => stopBoss(boss))
     // Whichever process made the queues may have had other settings; retries are the workers' business.
     await updateQueues(boss, queueSettings(config))
     const stopMaintenance = await startMaintenance({
@@ -128,13 +128,13 @@ export async function startService(options: {
       retentionCron: config.RETENTION_CRON,
       log,
     })
-    releasers.add('maintenance', stopMaintenance)
+    closers.add('maintenance', stopMaintenance)
     const sender = createSender({
       allow: config.EGRESS_ALLOW,
       timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
       ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
     })
-    releasers.add('sender', sender.close)
+    closers.add('sender', sender.close)
     const worker = await startWorker({
       pool,
       claims,
@@ -156,7 +156,7 @@ export async function startService(options: {
       headerPrefix: config.WEBHOOK_HEADER_PREFIX,
       userAgent: `Waybill/${version}`,
     })
-    releasers.add('worker', () => worker.stop(graceMs), { atOnce: true })
+    closers.add('worker', () => worker.stop(graceMs), { atOnce: true })
     options.hurry.addEventListener('abort', () => void worker.stop(0))
     const sweep = startSweep({
       pool: upkeep,
@@ -164,7 +164,7 @@ export async function startService(options: {
       // A replay that is the next probe puts off the one after it by a minute (waybill.probe_now).
       longestWaitSeconds: Math.max(config.BREAKER_PROBE_MAX_SECONDS, config.ATTEMPT_TIMEOUT_SECONDS + 10, 60),
     })
-    releasers.add('sweep', sweep.stop)
+    closers.add('sweep', sweep.stop)
   }
   return { port }
 }

@@ -127,7 +127,7 @@ export async function startWorker(deps: {
   }
 
   /** Runs `work`, which puts claims away, alongside the next fetches: deliveries that can be sent must not wait for it. */
-  async function aside(work: () => Promise<unknown>): Promise<void> {
+  async function inBackground(work: () => Promise<unknown>): Promise<void> {
     const done: Promise<unknown> = work()
       // The claims lapse, and come again.
       .catch((error: unknown) => log.error({ err: error }, 'worker.put_away_failed'))
@@ -166,9 +166,9 @@ export async function startWorker(deps: {
       }
       const { hold: unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, take)
-      if (full.length > 0) await aside(() => inHand.hold(full, { counted: true }))
-      if (unsendable.length > 0) await aside(() => inHand.hold(unsendable, { counted: false }))
-      if (obsolete.length > 0) await aside(() => dropClaims(pool, obsolete))
+      if (full.length > 0) await inBackground(() => inHand.hold(full, { counted: true }))
+      if (unsendable.length > 0) await inBackground(() => inHand.hold(unsendable, { counted: false }))
+      if (obsolete.length > 0) await inBackground(() => dropClaims(pool, obsolete))
       return claimed.more
     },
   })

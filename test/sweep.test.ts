@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { openDb } from '../src/db/open.ts'
-import { createForgetFuture } from '../src/flow/forget-future.ts'
+import { createClockMender } from '../src/flow/clock-set-back.ts'
 import { startSweep } from '../src/flow/sweep.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
@@ -158,7 +158,7 @@ test('what comes from tomorrow is mended while others change it', async (t) => {
   const delaying = Array.from({ length: 8 }, async (_, nth) => {
     for (; !isOver; nth++) await delay(nth)
   })
-  const mend = () => createForgetFuture(pool, 0)()
+  const mend = () => createClockMender(pool, 0)()
   for (let round = 0; round < 160; round++) await mend()
   isOver = true
   await Promise.all(delaying)
@@ -259,8 +259,8 @@ test('what was queued or given up on in a leap of the clock that nobody has seen
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
   cleanUp(t, () => pool.end())
-  const forgetFuture = createForgetFuture(pool, 300)
-  await forgetFuture()
+  const mendClock = createClockMender(pool, 300)
+  await mendClock()
   const [queued] = (await tenant.publish()).delivery_ids
   const [lost] = (await tenant.publish()).delivery_ids
   await sql`update pgboss.job set state = 'active', started_on = now(), retry_count = retry_limit where id = ${lost!}`
@@ -270,7 +270,7 @@ test('what was queued or given up on in a leap of the clock that nobody has seen
   assert.equal((await ahead()).length, 2)
   await waitFor(
     async () => {
-      await forgetFuture()
+      await mendClock()
       return (await ahead()).length === 0
     },
     { what: 'both to be due' },

@@ -100,7 +100,7 @@ export function createPool(
           try {
             return await answer(client, question)
           } catch (error) {
-            isLost ||= isLast(error) || isOutdated(error)
+            isLost ||= endsConnection(error) || isOutdated(error)
             // Its stack shows where the answer was read; this shows where the question was asked.
             Error.captureStackTrace(error as Error)
             throw error
@@ -128,7 +128,7 @@ export function createPool(
 }
 
 /** Whether a connection is given up after this error. The pool itself notices those that are closed. */
-const isLast = (error: unknown) => error instanceof DatabaseError && ENDS.test(error.code ?? '')
+const endsConnection = (error: unknown) => error instanceof DatabaseError && ENDS.test(error.code ?? '')
 
 /** Whether a prepared statement is gone, or no longer fits the tables: it was refused before it did anything. */
 export const isOutdated = (error: unknown) =>

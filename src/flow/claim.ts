@@ -57,7 +57,7 @@ type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[]; more
  * A claim's answer must arrive within the pool's patience however large the payloads are, or every worker would ask for the
  * same jobs for ever. Postgres knows the length of a payload without reading it.
  */
-const MAX_CLAIMED_BYTES = 64 * 1024
+const MAX_CLAIMED_PAYLOAD_BYTES = 64 * 1024
 
 type Row = {
   tenant_id: string
@@ -97,7 +97,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
     const asked = performance.now()
     const rows = await pool<Row[]>`
       select tenant_id, delivery_id, retry_count, bundle, slot, status, attempt_count, earlier_attempts, event_id, event_type,
-        octet_length(payload) as payload_bytes, case when octet_length(payload) <= ${MAX_CLAIMED_BYTES} then payload end as payload,
+        octet_length(payload) as payload_bytes, case when octet_length(payload) <= ${MAX_CLAIMED_PAYLOAD_BYTES} then payload end as payload,
         endpoint_id, sendable, within_quota, case when leads then url end as url, case when leads then at_once end as at_once,
         case when leads then encode(signing_secret, 'hex') end as signing_secret,
         case when leads then encode(previous_secret, 'hex') end as previous_secret,

@@ -3,7 +3,7 @@ import { isRetryable } from '../db/errors.ts'
 import type { Db, Pool } from '../db/open.ts'
 import { identifier } from '../db/statement.ts'
 import { type Counts, countRows, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
-import { type Finished, forget } from './prune.ts'
+import { type Finished, uncountFinished } from './prune.ts'
 
 const RETRY_MS = 500
 /** Everybody waits while a day's live rows are moved: 0.2 s for this many, on a busy machine. */
@@ -19,8 +19,8 @@ const MAX_DEFAULT_BYTES = 64 * 1024 * 1024
  * error if others do not let go of it within `mostTries`.
  */
 export async function dropDay(pool: Pool, day: string, mostTries: number): Promise<Counts | null> {
-  const isAside = await putAsideInTurn(pool, day, mostTries)
-  return isAside ? await pool.begin((sql) => dropAside(sql, day)) : null
+  const isDetached = await detachInTurn(pool, day, mostTries)
+  return isDetached ? await pool.begin((sql) => dropDetached(sql, day)) : null
 }
 
 /** What `dropDay` would delete; null when too much is live. Throws (isGone) when another run drops it meanwhile. */
@@ -32,14 +32,14 @@ export async function countDay(pool: Pool, day: string): Promise<Counts | null> 
   return counts
 }
 
-async function putAsideInTurn(pool: Pool, day: string, mostTries: number): Promise<boolean> {
+async function detachInTurn(pool: Pool, day: string, mostTries: number): Promise<boolean> {
   for (let tries = 1; ; tries++) {
     try {
       const began = performance.now()
-      const isAside = await pool.begin((sql) => putAside(sql, day))
+      const isDetached = await pool.begin((sql) => detachDay(sql, day))
       // There may be many such days, and everybody waited for this one.
       await sleep(REST * (performance.now() - began))
-      return isAside
+      return isDetached
     } catch (error) {
       if (!isRetryable(error) || tries === mostTries) throw error
       await sleep(Math.random() * RETRY_MS)
@@ -48,7 +48,7 @@ async function putAsideInTurn(pool: Pool, day: string, mostTries: number): Promi
 }
 
 /** Detaches one day from the tables and moves its live rows to the default partitions. False if too many are live. */
-async function putAside(sql: Db, day: string): Promise<boolean> {
+async function detachDay(sql: Db, day: string): Promise<boolean> {
   if ((await takeTurn(sql, day)) !== 'in use') return true
   if ((await countMovable(sql, day)) === null) return false
   // For this lock autovacuum gives way after a second, while nobody else has to wait yet.
@@ -66,7 +66,7 @@ async function putAside(sql: Db, day: string): Promise<boolean> {
 }
 
 /** Drops a day that has been detached, and takes its deliveries off the endpoints' counts. */
-async function dropAside(sql: Db, day: string): Promise<Counts> {
+async function dropDetached(sql: Db, day: string): Promise<Counts> {
   if ((await takeTurn(sql, day)) === 'gone') return NO_ROWS
   const counts = await countRows(sql, day)
   const finished = await sql<Finished[]>`
@@ -74,7 +74,7 @@ async function dropAside(sql: Db, day: string): Promise<Counts> {
   // Nobody else waits behind this lock, and autovacuum gives way after a second.
   await sql`set local lock_timeout = '5s'`
   for (const kind of KINDS) await sql`drop table ${table(kind, day)}`
-  await forget(sql, finished)
+  await uncountFinished(sql, finished)
   return counts
 }
 

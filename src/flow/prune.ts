@@ -50,7 +50,7 @@ export async function pruneRows(pool: Pool, part: string, cutoff: Date | null, a
         select (select count(*)::float8 from e) as events, (select count(*)::float8 from d) as deliveries, (select count(*)::float8 from a) as attempts,
           (select coalesce(json_agg(f), '[]') from (select tenant_id, endpoint_id, status, count(*)::int as n from doomed_deliveries group by 1, 2, 3) f) as finished`
       const counts = row as Counts & { finished: Finished[] }
-      if (apply) await forget(sql, counts.finished)
+      if (apply) await uncountFinished(sql, counts.finished)
       return counts
     })
     for (const kind of KINDS) total[kind] += counts?.[kind] ?? 0
@@ -94,7 +94,7 @@ export async function deleteKeys(pool: Pool, cutoff: Date, apply: boolean): Prom
  * Takes finished deliveries out of the endpoints' counts. Must be the last step of a transaction: batches that publish or record
  * want the same rows, and would wait for all the rest of it.
  */
-export async function forget(sql: Db, finished: Finished[]): Promise<void> {
+export async function uncountFinished(sql: Db, finished: Finished[]): Promise<void> {
   await sql`
     select waybill.count_deliveries(${finished.map((row) => row.tenant_id)}::text[], ${finished.map((row) => row.endpoint_id)}::uuid[],
       ${finished.map((row) => row.status)}::waybill.delivery_status[], ${finished.map((row) => -row.n)}::int[])`

@@ -111,7 +111,7 @@ type Stored = { results: Result[]; standings: Standing[]; changes: StateChange[]
 async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'>> {
   const column = <T>(read: (result: Result) => T) => results.map(read)
   /** For values that are usually all null: then the list itself is null. */
-  const rare = <T>(read: (result: Result) => T | null) =>
+  const columnOrNull = <T>(read: (result: Result) => T | null) =>
     results.every((result) => read(result) === null) ? null : column(read)
   const fence = (result: Result) => (result.verdict.kind === 'failed' ? null : fenceOf(result.claim))
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
@@ -123,10 +123,10 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
       ${column(({ claim }) => claim.endpointId)}::uuid[], ${column(({ claim }) => claim.url)}::text[],
       ${column(({ claim }) => claim.attemptNumber)}::int[], ${column(({ claim }) => claim.recordedAttempts)}::int[],
       ${column(({ claim }) => claim.status)}::waybill.delivery_status[], ${column(status)}::waybill.delivery_status[],
-      ${rare(({ ending }) => (ending === 'delivered' || ending === 'retrying' ? null : ending))}::waybill.dead_letter_reason[],
-      ${rare(({ nextAttemptAt }) => nextAttemptAt)}::timestamptz[], ${column(startedAt)}::timestamptz[],
+      ${columnOrNull(({ ending }) => (ending === 'delivered' || ending === 'retrying' ? null : ending))}::waybill.dead_letter_reason[],
+      ${columnOrNull(({ nextAttemptAt }) => nextAttemptAt)}::timestamptz[], ${column(startedAt)}::timestamptz[],
       ${column(({ outcome }) => outcome?.durationMs ?? 0)}::int[], ${column(({ outcome }) => outcome?.statusCode ?? null)}::smallint[],
-      ${rare(({ outcome }) => outcome?.error ?? null)}::text[], ${rare(({ outcome }) => outcome?.errorMessage ?? null)}::text[],
+      ${columnOrNull(({ outcome }) => outcome?.error ?? null)}::text[], ${columnOrNull(({ outcome }) => outcome?.errorMessage ?? null)}::text[],
       ${textList(column(({ outcome }) => outcome?.responseBody ?? null))}::text[],
       ${column(({ outcome }) => outcome?.responseTruncated ?? false)}::boolean[])`
   const settled = new Set(standings.flatMap((standing) => standing.settled))

@@ -33,7 +33,7 @@ async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRe
  * made is told from a later one by its number, which is stored only once. Here none was made, and a replay's job may have the
  * same id and retry count.
  */
-async function leaveReclaimed(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
+async function withoutReclaimed(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
   const unmade = attempts.filter(({ outcome }) => outcome === null).map(({ claim }) => claim)
   if (unmade.length === 0) return attempts
   const [still] = await sql<{ ids: string[] }[]>`select array_agg(c.id) as ids ${fromClaims(unmade)}`
@@ -51,7 +51,7 @@ export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Resu
   // them might wait for these.
   if (bundles.length > 0)
     await sql`select from pgboss.job where name = ${DELIVERIES} and id = any(${bundles}::uuid[]) order by id for no key update`
-  const attempts = await spareMoved(sql, await leaveReclaimed(sql, made))
+  const attempts = await spareMoved(sql, await withoutReclaimed(sql, made))
   const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
   const retries = new Map<string, Date | null>()
   if (failed.length > 0) {

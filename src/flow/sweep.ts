@@ -1,7 +1,7 @@
 import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { DELIVERIES } from '../queue.ts'
-import { createForgetFuture } from './forget-future.ts'
+import { createClockMender } from './clock-set-back.ts'
 import { type Loop, startLoop } from './loop.ts'
 
 const SWEEP_MS = 20_000
@@ -31,13 +31,13 @@ export function startSweep({
   longestWaitSeconds: number
 }): Loop {
   let last = NONE
-  const forgetFuture = createForgetFuture(pool, longestWaitSeconds)
+  const mendClock = createClockMender(pool, longestWaitSeconds)
   return startLoop({
     name: 'sweep',
     idleMs: SWEEP_MS,
     log,
     async run() {
-      if (last === NONE) await forgetFuture()
+      if (last === NONE) await mendClock()
       const before = last
       const next = await endpointsAfter(pool, before)
       last = next.at(-1) ?? NONE

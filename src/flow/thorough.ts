@@ -20,18 +20,18 @@ export function createThoroughness(
     const begun = clock()
     if (begun < nextFrom) return await look(false)
     nextFrom = begun + PAUSE_MS
-    const passOver = () => {
+    const putOffNext = () => {
       const pause = Math.max(PAUSE_MS, (clock() - begun) / SHARE)
       nextFrom = begun + (wasSlow ? pause : Math.min(pause, DOUBT_MS))
       wasSlow = pause > DOUBT_MS
     }
     try {
       const found = await look(true)
-      passOver()
+      putOffNext()
       return found
     } catch (error) {
       // A database that is away says nothing about how long the look would take.
-      if (isTooSlow(error)) passOver()
+      if (isTooSlow(error)) putOffNext()
       throw error
     }
   }

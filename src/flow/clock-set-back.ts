@@ -14,7 +14,7 @@ const MAX_BATCH = 2000
  * there may be a million, are looked at when the clock has gone back since the last call, and otherwise for up to a fiftieth of
  * the time, as a leap and its correction between two calls go unnoticed. `longestWaitSeconds`: how far ahead a probe may be due.
  */
-export function createForgetFuture(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
+export function createClockMender(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
   let ahead = -Infinity
   let isMended = true
   const look = createThoroughness()
