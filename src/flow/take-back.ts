@@ -54,7 +54,8 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
       if (found.length === 0) return false
       deps.wake()
       for (const { due_now, crashes, ...ids } of found) log.warn({ ...ids, crashes, due_now }, 'delivery.worker_lost')
-      return found.length === MAX_BATCH
+      // Where bundles are small, there may be more though these are not `MAX_BATCH`.
+      return true
     },
   })
 }
