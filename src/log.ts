@@ -14,6 +14,7 @@ const WORDS = ['where', 'detail']
 const VALUES = /\$\d+ = |^JSON data|^Failing row/m
 /** How long writing the last lines is tried. */
 const LAST_MS = 500
+let isFlushing = false
 
 /**
  * Writes one JSON object per line to stdout, asynchronously, and synchronously at exit. If stdout takes nothing, the program
@@ -36,12 +37,15 @@ export function createLog(level: string): Log {
     },
   }
   const destination = pino.destination({
-    dest: 1,
+    // Asked for its number, stdout stops blocking if it is a pipe: a write that nobody reads would keep the process from ending.
+    dest: process.stdout.fd,
     sync: false,
     minLength: PAGE_BYTES,
     maxWrite: 2 * PAGE_BYTES,
     maxLength: MAX_WAITING,
     periodicFlush: DELAY_MS,
+    // Otherwise a full pipe is tried again after 100 ms, and not with the next page.
+    retryEAGAIN: () => isFlushing,
   })
   const log: Log = pino(
     options,
@@ -110,9 +114,11 @@ function flushSync(destination: Destination): void {
     }
   }
   Object.assign(fs, { writeSync: writeInTime })
+  isFlushing = true
   try {
     destination.flushSync()
   } finally {
     Object.assign(fs, { writeSync })
+    isFlushing = false
   }
 }

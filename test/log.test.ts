@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict'
-import { spawn } from 'node:child_process'
+import { execFileSync, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { closeSync, openSync } from 'node:fs'
+import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { suite, test } from 'node:test'
 import { cleanUp, type Scope } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
+import { makeDirectory, removeDirectory } from './support/directory.ts'
 import { settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
@@ -55,6 +57,35 @@ suite('the log', () => {
     await once(child, 'message')
     child.stdout?.destroy()
     await once(child.stdout!, 'close')
+    child.send('end')
+    assert.deepEqual(await ended, [3, null])
+  })
+
+  test('a program whose log is in a pipe that nobody reads goes on, and ends in time', {
+    timeout: 30_000,
+  }, async (t) => {
+    const directory = await makeDirectory()
+    cleanUp(t, () => removeDirectory(directory))
+    const path = join(directory, 'pipe')
+    execFileSync('mkfifo', [path])
+    // Somebody has to have it open for reading, or it could not be opened for writing.
+    const pipe = openSync(path, 'r+')
+    cleanUp(t, () => closeSync(pipe))
+    const stdout = openSync(path, 'w')
+    cleanUp(t, () => closeSync(stdout))
+    const { child, ended } = startLogging(
+      t,
+      `for (let n = 1; n <= 10_000; n++) {
+        log.info({ n }, 'a line')
+        if (n % 100 === 0) await new Promise(setImmediate)
+      }
+      process.send('still here')
+      await told('end')
+      log.info('last words')
+      process.exit(3)`,
+      { stdout },
+    )
+    assert.deepEqual(await Promise.race([once(child, 'message'), ended]), ['still here', undefined])
     child.send('end')
     assert.deepEqual(await ended, [3, null])
   })
