@@ -6,7 +6,7 @@ import { LRUCache } from 'lru-cache'
 import type { buildConnector } from 'undici'
 import { type AddressRange, isBlockedAddress } from './address.ts'
 import { isLocalhostName } from './destination.ts'
-import { ConnectError, classify, classifyTls, connectError, failure } from './failure.ts'
+import { ConnectError, classify, classifyTls, connectError, failure, LocalFault } from './failure.ts'
 import type { NameResolver } from './resolve.ts'
 
 /**
@@ -54,7 +54,10 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
   }
 }
 
-/** Connects through an HTTP CONNECT proxy, which resolves the name and filters its addresses itself. */
+/**
+ * Connects through an HTTP CONNECT proxy, which resolves the name and filters its addresses itself. If it cannot be reached, or wants
+ * other credentials, no receiver is to blame: a `LocalFault`.
+ */
 export function openThroughProxy(proxyUrl: string): OpenTcp {
   const { protocol, hostname: host, port: proxyPort, username, password } = new URL(proxyUrl)
   const ask = protocol === 'https:' ? askWithTls : askPlainly
@@ -66,8 +69,17 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
   return ({ hostname, port }, signal) =>
     new Promise((resolve, reject) => {
       const path = `${isIP(hostname) === 6 ? `[${hostname}]` : hostname}:${port}`
+      let isThere = false
       ask({ ...proxy, method: 'CONNECT', path, headers: { ...headers, host: path }, agent: false, signal })
-        .on('error', (error) => reject(connectError(error, () => failure('proxy_error'))))
+        .on('socket', (socket) =>
+          socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', () => {
+            isThere = true
+          }),
+        )
+        .on('error', (error) => {
+          if (isThere || signal.aborted) reject(connectError(error, () => failure('proxy_error')))
+          else reject(new LocalFault(`the egress proxy cannot be reached: ${error.message}`))
+        })
         .on('connect', ({ statusCode = 0, headers: answer }, tunnel: Socket, head) => {
           // Never removed: an error before undici adds its own listener would end the process.
           tunnel.on('error', () => {})
@@ -79,8 +91,12 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
             return
           }
           tunnel.destroy()
-          // 403 is the common answer to a forbidden destination; 407 that of smokescreen, if it does not ask for credentials.
-          const isRefusal = statusCode === 403 || (statusCode === 407 && answer['proxy-authenticate'] === undefined)
+          if (statusCode === 407 && answer['proxy-authenticate'] !== undefined) {
+            reject(new LocalFault('the egress proxy refuses the credentials in EGRESS_PROXY_URL'))
+            return
+          }
+          // 403 is the common answer to a forbidden destination; 407 that of smokescreen.
+          const isRefusal = statusCode === 403 || statusCode === 407
           reject(new ConnectError(failure(isRefusal ? 'blocked_destination' : 'proxy_error')))
         })
         .end()

@@ -32,7 +32,7 @@ export class ConnectError extends Error {
 }
 
 /**
- * This process lacks what a connection takes (files, memory, a name server): nothing was sent, and no receiver is to blame, so
+ * This process lacks what a connection takes (files, memory, a name server, the egress proxy): nothing was sent, and no receiver is to blame, so
  * this is no outcome of an attempt.
  */
 export class LocalFault extends Error {}

@@ -18,6 +18,7 @@ import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
 import { gzipSync } from 'node:zlib'
 import { parseRange } from '../../src/egress/address.ts'
+import { LocalFault } from '../../src/egress/failure.ts'
 import { createSender, type Outcome, type SendRequest } from '../../src/egress/send.ts'
 import { AUTHORITY, EXPIRED, KEY, OTHER_HOST, SELF_SIGNED, TRUSTED } from '../support/certificates.ts'
 import { startDns } from '../support/dns.ts'
@@ -939,18 +940,35 @@ test('an egress proxy is not asked for what the rules refuse', async (t) => {
   assert.deepEqual(proxy.asked, [])
 })
 
-test('a refusal by the egress proxy, or its absence, is a failed attempt', async (t) => {
+test('a refusal by the egress proxy is a failed attempt; its absence, or a refusal of our credentials, is none', async (t) => {
   for (const [status, error, headers] of [
     [403, 'blocked_destination', ''],
     [407, 'blocked_destination', ''],
-    [407, 'proxy_error', 'proxy-authenticate: Basic realm="proxy"\r\n'],
     [502, 'proxy_error', ''],
   ] as const) {
     const proxy = await startProxy(t, status, { headers })
     const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
     assertFailed(await post('http://a.example.test/'), error)
   }
-  const { post } = startSender(t, { allow: [], proxyUrl: 'http://127.0.0.1:1' })
+  const strict = await startProxy(t, 407, { headers: 'proxy-authenticate: Basic realm="proxy"\r\n' })
+  const other = await startTls(t, { cert: SELF_SIGNED })
+  for (const [proxyUrl, message] of [
+    [strict.url, 'the egress proxy refuses the credentials in EGRESS_PROXY_URL'],
+    ['http://127.0.0.1:1', 'the egress proxy cannot be reached: connect ECONNREFUSED 127.0.0.1:1'],
+    ['http://proxy.invalid:3128', /^the egress proxy cannot be reached: getaddrinfo /],
+    [`https://127.0.0.1:${other.port}`, /^the egress proxy cannot be reached: /],
+  ] as const) {
+    const { post } = startSender(t, { allow: [], proxyUrl })
+    await assert.rejects(post('http://a.example.test/'), (error: Error) => {
+      assert.ok(error instanceof LocalFault)
+      if (typeof message === 'string') assert.equal(error.message, message)
+      else assert.match(error.message, message)
+      return true
+    })
+  }
+  // One that hangs up may do so because of the receiver.
+  const rude = await startTcp(t, (socket) => socket.once('data', () => socket.destroy()))
+  const { post } = startSender(t, { allow: [], proxyUrl: rude.url })
   assertFailed(await post('http://a.example.test/'), 'proxy_error')
 })
 
