@@ -74,7 +74,8 @@ const hasNoUser = (address: string) => new URL(address).username === ''
 function isCron(text: string): boolean {
   try {
     CronExpressionParser.parse(text, { tz: 'UTC' })
-    return /^\S+( \S+){4}$/.test(text)
+    // An H would stand for another time each time that it is read.
+    return /^\S+( \S+){4}$/.test(text) && !/\bH/i.test(text)
   } catch {
     return false
   }

@@ -92,17 +92,23 @@ export async function startWorker(deps: {
   })
 
   async function attempt(claim: Claim, answered: () => void): Promise<void> {
+    const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
+    let hasBegun = false
     try {
       if (claim.startAt !== null) await until(claim.startAt, closing.signal)
       // An endpoint that has finished nothing lately may hang, and has no open connection.
       if (lanes.pace(claim.endpointId) === 0) await turn()
+      hasBegun = true
       const { held } = await deliver(claim, answered)
       if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
     } catch (error) {
-      if (error === SHUTTING_DOWN) await inHand.handBack([claim])
+      if (error === SHUTTING_DOWN) {
+        // Nothing else tells that the receiver may have got the request.
+        if (hasBegun) log.info(ids, 'delivery.interrupted')
+        await inHand.handBack([claim])
+      }
       // A fault of ours: the claim lapses, and the delivery is tried again.
-      else if (!(await inHand.putOff(claim, error)))
-        log.error({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'delivery.failed')
+      else if (!(await inHand.putOff(claim, error))) log.error({ ...ids, err: error }, 'delivery.failed')
     }
   }
 

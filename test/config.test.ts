@@ -117,6 +117,7 @@ const BAD: [name: string, value: string][] = [
   ['RETENTION_DAYS', '0'],
   ['RETENTION_CRON', 'daily'],
   ['RETENTION_CRON', 'a b c d e'],
+  ['RETENTION_CRON', 'H H * * *'],
   ['RETENTION_CRON', '99 3 * * *'],
   ['RETENTION_CRON', '0 0 31 2 *'],
   ['RETENTION_CRON', '0 17 3 * * *'],

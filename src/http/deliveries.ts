@@ -96,7 +96,7 @@ const listAttempts = createRoute({
   tags: ['Deliveries'],
   summary: 'List the attempts of a delivery',
   description:
-    'Every request that was made, with the answer it got. One that a lost worker was making is listed with the error `worker_lost`.',
+    'Every attempt, with the answer it got. One that a lost worker was making is listed with the error `worker_lost`; a request that a worker broke off as it was stopped is none, and is made again.',
   security,
   request: { params: deliveryPath, query: attemptsQuery },
   responses: {
