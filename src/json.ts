@@ -1,26 +1,11 @@
 import { randomBytes } from 'node:crypto'
 
-/** JSON nested deeper than this is refused: recursion over it (ours or a receiver's) would not end well. */
-export const MAX_DEPTH = 64
-
 const QUOTE = 34
 const BACKSLASH = 92
 const OPEN = new Set([91, 123])
 const CLOSE = new Set([93, 125])
 const NUMERIC = new Uint8Array(128)
 for (const code of Buffer.from('0123456789+-.eE')) NUMERIC[code] = 1
-
-/** Whether brackets nest deeper than MAX_DEPTH. Reads any text, valid or not, without recursion. */
-export function isTooDeep(text: string): boolean {
-  let depth = 0
-  for (let at = 0; at < text.length; at++) {
-    const code = text.charCodeAt(at)
-    if (code === QUOTE) at = endOfString(text, at)
-    else if (OPEN.has(code) && ++depth > MAX_DEPTH) return true
-    else if (CLOSE.has(code)) depth--
-  }
-  return false
-}
 
 /**
  * The text of the member `name` of a JSON object, as it was written: number spellings, key order and escapes kept.

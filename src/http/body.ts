@@ -1,7 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import type { Context } from 'hono'
 import { AppError } from '../errors.ts'
-import { isTooDeep, MAX_DEPTH } from '../json.ts'
+import { MAX_DEPTH, NotJson, outline, TooDeep } from '../json-outline.ts'
 import type { Env } from './route.ts'
 
 /** What a body may hold besides a payload: other fields, their names, white space. */
@@ -31,12 +31,21 @@ export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promis
   } catch {
     throw new AppError('invalid_json', 'the body is not valid UTF-8')
   }
-  if (isTooDeep(text))
-    throw new AppError('invalid_request', [{ path: '', message: `must not nest deeper than ${MAX_DEPTH}` }])
+  const withoutPayload = outlineOf(text)
+  if (maxPayloadBytes === 0) return { text, value: JSON.parse(text) }
+  if (withoutPayload.length > ENVELOPE_BYTES)
+    throw new AppError('payload_too_large', { limit_bytes: maxPayloadBytes, actual_bytes: bytes.length })
+  return { text, value: JSON.parse(withoutPayload) }
+}
+
+function outlineOf(text: string): string {
   try {
-    return { text, value: JSON.parse(text) }
+    return outline(text)
   } catch (error) {
-    throw new AppError('invalid_json', text.trim() === '' ? 'the body is empty' : (error as Error).message)
+    if (error instanceof TooDeep)
+      throw new AppError('invalid_request', [{ path: '', message: `must not nest deeper than ${MAX_DEPTH}` }])
+    if (!(error instanceof NotJson)) throw error
+    throw new AppError('invalid_json', text.trim() === '' ? 'the body is empty' : error.message)
   }
 }
 
