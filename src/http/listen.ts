@@ -31,6 +31,8 @@ const MAX_PIPELINED = 100
 const MAX_AHEAD = 200_000
 /** What each of them takes besides its headers, in the same unit. */
 const REQUEST_WEIGHT = 50
+/** No host has a longer name, with its port. Reading one as part of a URL takes time that grows with the square of its length. */
+const MAX_HOST = 300
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
@@ -39,9 +41,15 @@ const ARRIVING_MS = 3000
  * answered yet. `ahead`: the weight (see MAX_AHEAD) of those that wait for others to be answered.
  */
 type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number }
+const INVALID_TARGET = 'the request target or the Host header is not valid'
+
 const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0 })
 
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
+
+/** The length of the Host header, or of the host in a target that is a whole URL. */
+const hostLength = ({ url = '', headers: { host = '' } }: IncomingMessage) =>
+  Math.max(host.length, url.startsWith('/') ? 0 : (/^[a-z]+:\/\/([^/?#]*)/i.exec(url)?.[1]?.length ?? 0))
 
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
@@ -60,7 +68,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     autoCleanupIncoming: false,
     errorHandler(error) {
       if (!(error instanceof RequestError)) throw error
-      return refusal(400, 'the request target or the Host header is not valid').response()
+      return refusal(400, INVALID_TARGET).response()
     },
   })
   const onRequest = (request: IncomingMessage, response: Answer) => {
@@ -79,6 +87,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       if (request.socket.destroyed) return
       weigh(connection, -weight)
       if (lacksHost) refusal(400, 'must carry a Host header', response.requestId).end(request.socket, request.method)
+      else if (hostLength(request) > MAX_HOST)
+        refusal(400, INVALID_TARGET, response.requestId).end(request.socket, request.method)
       else void answer(request, response)
     }
     const isTooMuch = connection.unanswered.push(begin) > MAX_PIPELINED || (isBehind && ahead > MAX_AHEAD)
