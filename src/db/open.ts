@@ -67,6 +67,8 @@ export function openDb(
     plan_cache_mode: 'force_custom_plan',
     // Up to Postgres 17, plans made with `enable_seqscan` off count as so expensive that they would be compiled at each use.
     jit: 'off',
+    // A tenant's list or sum takes one process of the server, not three: publishing shares its cores.
+    max_parallel_workers_per_gather: 0,
     statement_timeout: patienceMs,
     idle_in_transaction_session_timeout: patienceMs && 10_000,
     tcp_keepalives_idle: 5,

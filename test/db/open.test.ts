@@ -49,13 +49,15 @@ test('what went into a query is let go with it, and not only by a full collectio
   assert.ok(full <= 6, `${full} full collections`)
 })
 
-test('plans are neither compiled nor kept by every statement, whatever the database says', async (t) => {
+test('plans are neither compiled nor made for several processes nor kept by every statement, whatever the database says', async (t) => {
   const { url, sql } = await createDatabase(t)
   await sql.text(`alter database "${new URL(url).pathname.slice(1)}" set jit = on`)
   const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1 })
-  const [settings] = await pool`select current_setting('jit') as jit, current_setting('plan_cache_mode') as plans`
+  const [settings] = await pool`
+    select current_setting('jit') as jit, current_setting('plan_cache_mode') as plans,
+      current_setting('max_parallel_workers_per_gather') as helpers`
   await pool.end()
-  assert.deepEqual({ ...settings }, { jit: 'off', plans: 'force_custom_plan' })
+  assert.deepEqual({ ...settings }, { jit: 'off', plans: 'force_custom_plan', helpers: '0' })
 })
 
 test('what claims commit need not be on disk when they are answered, and what others commit must', async (t) => {
