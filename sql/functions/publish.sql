@@ -128,26 +128,28 @@ begin
   end if;
 
   -- 3. Match. Where deliveries are held, paced or ordered, new ones are held too, behind them.
-  select array_agg(k.tenant_id), array_agg(k.event_type), array_agg(e.endpoint_id),
+  select array_agg(t.tenant_id), array_agg(k.event_type), array_agg(e.endpoint_id),
     array_agg(coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null),
-    array_agg(greatest(s.tag, clock.tag)), array_agg(k.step), max(clock.tag)
+    array_agg(greatest(s.tag, clock.tag)), array_agg(turn.step), max(clock.tag)
   into match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, clock_tag
   from (
-    select tenant_id, unnest(kinds) as event_type, step
-    from (
-      select tenant_id, array_agg(distinct event_type) as kinds
-      from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null group by tenant_id
-    ) t
-    -- A tenant's turn is shared by its endpoints with a backlog: one of 64 counts in full, a smaller one in proportion.
-    cross join lateral (
-      select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 as step from waybill.endpoint_stats b
-      where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held offset 0
-    ) turn
-  ) k
+    select tenant_id, array_agg(distinct event_type) as kinds
+    from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null group by tenant_id
+  ) t
+  -- A tenant's turn is shared by its endpoints with a backlog: one of 64 counts in full, a smaller one in proportion.
+  cross join lateral (
+    select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 as step from waybill.endpoint_stats b
+    where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held offset 0
+  ) turn
+  -- Each endpoint once, and not once for each kind: a long list of event types is stored apart, and fetching it takes longest.
   cross join lateral (
     select * from waybill.endpoints e
-    where e.tenant_id = k.tenant_id and e.is_active and e.subscribed_events && array[k.event_type, '*'] offset 0
+    where e.tenant_id = t.tenant_id and e.is_active and e.subscribed_events && (t.kinds || '*'::text) offset 0
   ) e
+  cross join lateral (
+    select event_type from unnest(t.kinds) as kind (event_type)
+    where '*' = any(e.subscribed_events) or event_type in (select unnest(e.subscribed_events)) offset 0
+  ) k
   left join lateral (
     select * from waybill.endpoint_stats s where s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id offset 0
   ) s on true
