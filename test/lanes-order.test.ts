@@ -1,13 +1,15 @@
 import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
 import { openDb } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { createLog } from '../src/log.ts'
+import { createSecretBox } from '../src/secrets.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/lanes.ts'
 import { gate, type Receipt, startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, ENCRYPTION_KEY, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** An API, a receiver and a tenant; workers come and go as the test says. */
@@ -19,7 +21,8 @@ async function start(t: TestContext, env: Record<string, string> = {}) {
   const startWorker = () => startService(t, { databaseUrl, mode: 'worker', env: all })
   const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 2 })
   cleanUp(t, () => pool.end())
-  return { sql, receiver, startWorker, tenant: await createTenant(api), claim: createClaim(pool, 1e9) }
+  const addTenant = () => createTenant(api)
+  return { sql, receiver, startWorker, addTenant, tenant: await addTenant(), claim: createClaim(pool, 1e9) }
 }
 
 const eventOf = ({ headers }: Receipt) => String(headers['webhook-id'])
@@ -300,6 +303,68 @@ suite('pace and order', { concurrency: 3 }, () => {
     const beside = await deliver(30)
     // Where they are looked at as well, five looks of six have no place for this one: twenty times as long.
     assert.ok(beside < 5 * Math.max(alone, 1000), `${alone} ms alone, ${beside} ms beside them`)
+  })
+
+  test('endpoints for which there is no room do not have those of other tenants wait to be released', async (t) => {
+    const { sql, receiver, startWorker, tenant } = await start(t)
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+    await sql`update waybill.endpoints set ordered = true where endpoint_id = ${endpoint_id}`
+    receiver.script('/hangs', () => new Promise(() => {}))
+    await startWorker()
+    const deliver = async (count: number) => {
+      const begun = Date.now()
+      await publishMany(sql, tenant.tenantId, count)
+      const path = '/hook'
+      await receiver.until(receiver.at(path).length + count, { path, timeoutMs: 60_000 })
+      return Date.now() - begun
+    }
+    await deliver(5)
+    const alone = await deliver(30)
+    const ids = Array.from({ length: 3000 }, (_, nth) => ({ tenant: `hanging-${nth % 30}`, id: randomUUID() }))
+    const box = createSecretBox([Buffer.from(ENCRYPTION_KEY, 'base64')])
+    const secrets = ids.map(({ tenant, id }) => box.seal(`whsec_${'A'.repeat(43)}=`, `${tenant}/${id}`))
+    await sql`insert into waybill.tenants (tenant_id, tenant_slug) select id, id from (select 'hanging-' || generate_series(0, 29)) as t (id)`
+    await sql`
+      with failing as (
+        insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+        select tenant_id, id, ${receiver.url('/hangs')}, array['other'], secret
+        from unnest(${ids.map(({ tenant }) => tenant)}::text[], ${ids.map(({ id }) => id)}::uuid[], ${secrets}::bytea[]) as u (tenant_id, id, secret)
+        returning tenant_id, endpoint_id
+      ), made as (
+        select *, waybill.make_id(clock_timestamp()) as event_id from failing
+      ), stored as (
+        insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
+        select tenant_id, event_id, 'other', '{}', 1 from made
+      ), waiting as (
+        insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
+        select tenant_id, waybill.make_delivery_id(event_id), event_id, endpoint_id, 'other', true, now() from made
+      )
+      insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, breaker, breaker_since, next_probe_at)
+      select tenant_id, endpoint_id, 1, 1, 'open', now(), now() from made`
+    await receiver.until(50, { path: '/hangs' })
+    const beside = await deliver(30)
+    // Where chance alone decides which are looked at, it is seventy times as long.
+    assert.ok(beside < 8 * Math.max(alone, 1000), `${alone} ms alone, ${beside} ms beside them`)
+  })
+
+  test('what is held comes out of a database that takes long to release it', async (t) => {
+    const { sql, receiver, startWorker, tenant, addTenant } = await start(t)
+    // A tenant alone gets at most half of the slots.
+    const tenants = [tenant, await addTenant(), await addTenant(), await addTenant()]
+    for (const one of tenants) for (let nth = 0; nth < 50; nth++) await one.createEndpoint(receiver.url('/hook'))
+    await sql`update waybill.endpoints set ordered = true`
+    for (const one of tenants) await publishMany(sql, one.tenantId, 1)
+    // Five seconds for all at once, where a statement may take three.
+    await sql.text(`
+      create function slow() returns trigger language plpgsql as $$ begin
+        if old.held and not new.held then perform pg_sleep(0.03); end if;
+        return new;
+      end $$;
+      create trigger slow before update on waybill.deliveries for each row execute function slow()`)
+    await startWorker()
+    await receiver.until(200, { timeoutMs: 60_000 })
+    await settled(sql)
+    await assertBooks(sql)
   })
 
   test('what was held by mistake is found and sent', async (t) => {

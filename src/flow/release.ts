@@ -1,3 +1,4 @@
+import { isTooSlow } from '../db/errors.ts'
 import { type Pool, retried } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import type { Lanes } from './lanes.ts'
@@ -8,34 +9,41 @@ const LOOK_MS = 250
 /** The least time between looks, so that one serves many settled attempts. */
 const PAUSE_MS = 10
 const MAX_LANES = 500
+/** As many as waybill.release_held releases at once. */
+const MAX_RELEASED = 2000
 
 /**
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
- * for which this worker's lanes have room. `leaseSeconds`: how long a probe may be under way before another takes its place.
+ * for which this worker's lanes have room. `leaseSeconds`: how long a probe may be under way before another takes its place. After a
+ * release that took too long, the next is half as large.
  */
 export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: number; log: Log }): Loop {
   const { pool, lanes } = deps
+  let mostAtOnce = MAX_RELEASED
   return startLoop({
     name: 'release',
     idleMs: LOOK_MS,
     pauseMs: PAUSE_MS,
     log: deps.log,
     async run() {
-      // If there are more endpoints than one look can take, chance decides whose turn it is. Where one delivery of an ordered endpoint is
-      // under way, or waits for its retry, none has a turn.
+      // If there are more endpoints than one look can take, tenants take turns, as one may have thousands for which there is no room;
+      // among its own, chance decides. Where one delivery of an ordered endpoint is under way, or waits for its retry, none has a turn.
       const candidates = await pool<{ tenant_id: string; endpoint_id: string; wanted: number }[]>`
         select s.tenant_id, s.endpoint_id,
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
         from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
         where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
-          and not (e.ordered and s.pending + s.retrying > s.held) order by random() limit ${MAX_LANES}`
+          and not (e.ordered and s.pending + s.retrying > s.held)
+        order by row_number() over (partition by s.tenant_id order by random()), random() limit ${MAX_LANES}`
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
-      const granted = candidates
-        .map(({ tenant_id, endpoint_id, wanted }) => {
-          const busy = lanes.busy(endpoint_id)
-          return { tenant_id, endpoint_id, busy, most: busy + lanes.reserve(tenant_id, endpoint_id, wanted) }
-        })
-        .filter(({ busy, most }) => most > busy)
+      let asked = 0
+      const granted = candidates.flatMap(({ tenant_id, endpoint_id, wanted }) => {
+        if (asked >= mostAtOnce) return []
+        const busy = lanes.busy(endpoint_id)
+        const room = lanes.reserve(tenant_id, endpoint_id, Math.min(wanted, mostAtOnce - asked))
+        asked += room
+        return room > 0 ? [{ tenant_id, endpoint_id, busy, most: busy + room }] : []
+      })
       if (granted.length === 0) return false
       // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
       const released = await retried(
@@ -43,7 +51,11 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
           select endpoint_id, released from waybill.release_held(
             ${granted.map((lane) => lane.tenant_id)}::text[], ${granted.map((lane) => lane.endpoint_id)}::uuid[],
             ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.most)}::int[], make_interval(secs => ${deps.leaseSeconds}))`,
-      )
+      ).catch((error: unknown) => {
+        if (isTooSlow(error)) mostAtOnce = Math.ceil(asked / 2)
+        throw error
+      })
+      mostAtOnce = Math.min(Math.max(mostAtOnce, 2 * asked), MAX_RELEASED)
       const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
       for (const { endpoint_id, busy, most } of granted)
         lanes.giveBack(endpoint_id, most - busy - (counts.get(endpoint_id) ?? 0))
