@@ -109,6 +109,27 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  test('an endpoint can be made ordered however many retries wait for it', async (t) => {
+    const { sql, tenant } = await start(t)
+    const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+    await publishMany(sql, tenant.tenantId, 60_000)
+    await sql`delete from pgboss.job where name = 'deliveries'`
+    await sql`
+      select waybill.enqueue(json_agg(json_build_object('id', delivery_id, 'priority', waybill.retry_priority(now() + interval '1 hour'),
+        'data', json_build_object('tenant_id', tenant_id)))::text) from waybill.deliveries`
+    await sql`
+      update pgboss.job set state = 'retry', started_on = now(), start_after = now() + interval '1 hour' where name = 'deliveries'`
+    await sql`update waybill.deliveries set status = 'retrying', bundle = null, next_attempt_at = now() + interval '1 hour'`
+    await sql`update waybill.endpoint_stats set pending = 0, retrying = 60000`
+    const { status } = await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })
+    assert.equal(status, 200)
+    const [due] = await sql`
+      select count(*) filter (where next_attempt_at <= now())::int as now,
+        max(delivery_id::text) filter (where next_attempt_at <= now()) < min(delivery_id::text) filter (where next_attempt_at > now()) as oldest
+      from waybill.deliveries`
+    assert.deepEqual({ ...due }, { now: 20_000, oldest: true })
+  })
+
   test('an endpoint that is made ordered with a backlog gets it in publish order, one at a time', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))

@@ -119,13 +119,15 @@ begin
   return (select delivery_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery and held);
 end $$;
 
--- Makes the one delivery of an ordered endpoint that waits for its retry, and for which all others wait, due now.
+-- Makes the one delivery of an ordered endpoint that waits for its retry, and for which all others wait, due now. One that is made
+-- ordered may have many that do: of more than can be moved in the time of a request, the others keep their time.
 create or replace function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language sql
 set plan_cache_mode = force_custom_plan
 as $$
   with waiting as (
     select tenant_id, delivery_id from waybill.deliveries d join waybill.endpoints e using (tenant_id, endpoint_id)
     where tenant_id = tenant and endpoint_id = endpoint and e.ordered and not d.held and d.status in ('pending', 'retrying')
+    order by d.delivery_id limit 20000
   ), hurried as (
     update pgboss.job j set start_after = now(), priority = greatest(j.priority, waybill.retry_priority(now()))
     from waiting w where j.name = 'deliveries' and j.id = w.delivery_id and j.state < 'active' and j.start_after > now()
