@@ -12,9 +12,12 @@ const MAX_WAITING = 8 * 1024 * 1024
 /** The fields of a database error that hold prose, and the forms by which parameters or a row in it are recognised. */
 const WORDS = ['where', 'detail']
 const VALUES = /\$\d+ = |^JSON data|^Failing row/m
-/** How long writing the last lines is tried. */
-const LAST_MS = 500
-let isFlushing = false
+/** How long writing the last lines may take in all, how long none may be taken, and how long a full pipe is left alone. */
+const LAST_MS = 5000
+const STUCK_MS = 500
+const AGAIN_MS = 5
+/** What a wait waits for that nobody ends. */
+const NOBODY = new Int32Array(new SharedArrayBuffer(4))
 
 /**
  * Writes one JSON object per line to stdout, asynchronously, and synchronously at exit. If stdout takes nothing, the program
@@ -45,7 +48,7 @@ export function createLog(level: string): Log {
     maxLength: MAX_WAITING,
     periodicFlush: DELAY_MS,
     // Otherwise a full pipe is tried again after 100 ms, and not with the next page.
-    retryEAGAIN: () => isFlushing,
+    retryEAGAIN: () => false,
   })
   const log: Log = pino(
     options,
@@ -101,24 +104,31 @@ function inPages(destination: Destination, tellDropped: (lines: number) => void)
   }
 }
 
-/** The destination's own `flushSync` would try for ever when nobody reads any more, and the program would never end. */
+/**
+ * Writes what is left while somebody takes it. The destination's own `flushSync` would try for ever when nobody does, and the program
+ * would never end.
+ */
 function flushSync(destination: Destination): void {
   const { writeSync } = fs
-  const over = performance.now() + LAST_MS
+  const end = performance.now() + LAST_MS
+  let over = performance.now() + STUCK_MS
   const writeInTime = (fd: number, text: string) => {
-    try {
-      return writeSync(fd, text)
-    } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'EAGAIN' && performance.now() < over) throw error
-      return Buffer.byteLength(text)
+    while (performance.now() < over) {
+      try {
+        const written = writeSync(fd, text)
+        over = Math.min(end, performance.now() + STUCK_MS)
+        return written
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code === 'EAGAIN') Atomics.wait(NOBODY, 0, 0, AGAIN_MS)
+        else over = 0
+      }
     }
+    return Buffer.byteLength(text)
   }
   Object.assign(fs, { writeSync: writeInTime })
-  isFlushing = true
   try {
     destination.flushSync()
   } finally {
     Object.assign(fs, { writeSync })
-    isFlushing = false
   }
 }

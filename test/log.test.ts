@@ -61,6 +61,21 @@ suite('the log', () => {
     assert.deepEqual(await ended, [3, null])
   })
 
+  test('a program that ends has written all that somebody takes', { timeout: 30_000 }, async (t) => {
+    const { child, ended } = startLogging(
+      t,
+      `for (let n = 1; n <= 4000; n++) log.info({ n, filler: 'x'.repeat(300) }, 'a line')
+      process.exit(3)`,
+    )
+    const numbers: number[] = []
+    createInterface(child.stdout!).on('line', (line) => numbers.push(JSON.parse(line).n))
+    assert.deepEqual(await ended, [3, null])
+    assert.deepEqual(
+      numbers,
+      Array.from({ length: 4000 }, (_, nth) => nth + 1),
+    )
+  })
+
   test('a program whose log is in a pipe that nobody reads goes on, and ends in time', {
     timeout: 30_000,
   }, async (t) => {

@@ -21,9 +21,9 @@ export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promis
   const { 'content-type': type = '', 'content-encoding': encoding } = c.env.incoming.headers
   // Whatever charset it names: what is not UTF-8 is found below.
   const [mediaType = ''] = type.split(';')
-  if (mediaType.trim().toLowerCase() !== 'application/json') throw badHeader('content-type', 'must be application/json')
+  if (mediaType.trim().toLowerCase() !== 'application/json') throw invalid('content-type', 'must be application/json')
   if (encoding && encoding.toLowerCase() !== 'identity')
-    throw badHeader('content-encoding', 'compressed bodies are not accepted')
+    throw invalid('content-encoding', 'compressed bodies are not accepted')
   const bytes = await readBytes(c, maxPayloadBytes)
   let text: string
   try {
@@ -34,7 +34,7 @@ export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promis
   const withoutPayload = outlineOf(text)
   if (maxPayloadBytes === 0) return { text, value: JSON.parse(text) }
   if (withoutPayload.length > ENVELOPE_BYTES)
-    throw new AppError('payload_too_large', { limit_bytes: maxPayloadBytes, actual_bytes: bytes.length })
+    throw invalid('', `must hold at most ${ENVELOPE_BYTES} characters besides the payload object`)
   return { text, value: JSON.parse(withoutPayload) }
 }
 
@@ -42,8 +42,7 @@ function outlineOf(text: string): string {
   try {
     return outline(text)
   } catch (error) {
-    if (error instanceof TooDeep)
-      throw new AppError('invalid_request', [{ path: '', message: `must not nest deeper than ${MAX_DEPTH}` }])
+    if (error instanceof TooDeep) throw invalid('', `must not nest deeper than ${MAX_DEPTH}`)
     if (!(error instanceof NotJson)) throw error
     throw new AppError('invalid_json', text.trim() === '' ? 'the body is empty' : error.message)
   }
@@ -55,7 +54,7 @@ export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number 
   return Math.min(Number.isNaN(declared) ? Infinity : declared, maxPayloadBytes + ENVELOPE_BYTES)
 }
 
-const badHeader = (path: string, message: string) => new AppError('invalid_request', [{ path, message }])
+const invalid = (path: string, message: string) => new AppError('invalid_request', [{ path, message }])
 
 async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint8Array> {
   const limitBytes = maxPayloadBytes + ENVELOPE_BYTES

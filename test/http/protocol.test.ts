@@ -199,6 +199,21 @@ describe('HTTP that is unusual', () => {
     })
   }
 
+  test('a body holds at most 64 KiB besides its payload object', async () => {
+    for (const body of [
+      `{"event_type":"a","payload":"${'x'.repeat(70_000)}"}`,
+      `{"event_type":"${'x'.repeat(70_000)}","payload":{}}`,
+      `[${'1,'.repeat(40_000)}1]`,
+    ]) {
+      const answer = await rawRequest(
+        service.port,
+        `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Content-Length: ${body.length}\r\n\r\n${body}`,
+      )
+      assertOurs(answer, 400, 'invalid request')
+      assert.match(JSON.parse(answer?.body ?? '').details[0].message, /65536 characters besides the payload object/)
+    }
+  })
+
   test('the request behind a body that is too large is answered', async () => {
     const piece = `10000\r\n${' '.repeat(65_536)}\r\n`
     const head = `POST /v1/events HTTP/1.1\r\n${HOST}${AUTH}${JSON_TYPE}Transfer-Encoding: chunked\r\n\r\n`
