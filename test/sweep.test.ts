@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { test } from 'node:test'
+import { type TestContext, test } from 'node:test'
 import { openDb } from '../src/db/open.ts'
 import { createClockMender } from '../src/flow/clock-set-back.ts'
 import { startSweep } from '../src/flow/sweep.ts'
@@ -10,6 +10,16 @@ import { assertBooks, NO_LIMITS, publishMany, settled } from './support/lanes.ts
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
+
+/** A database in which the tenant `acme` has one endpoint, for all types. */
+async function createWithEndpoint(t: TestContext) {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+    values ('acme', gen_random_uuid(), 'http://x', array['*'], '')`
+  return { databaseUrl, sql }
+}
 
 test('deliveries whose jobs were deleted behind the service are all sent after all', async (t) => {
   const database = await createDatabase(t)
@@ -136,11 +146,7 @@ test('what was queued, failed or claimed tomorrow, because the clock was ahead, 
 })
 
 test('what comes from tomorrow is mended while others change it', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    values ('acme', gen_random_uuid(), 'http://x', array['*'], '')`
+  const { databaseUrl, sql } = await createWithEndpoint(t)
   // One by one, so that each has a job of its own.
   await sql`
     select from generate_series(1, 1500) n,
@@ -171,11 +177,7 @@ test('what comes from tomorrow is mended while others change it', async (t) => {
 })
 
 test('what has lost its job is held once, while it is being replayed', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    values ('acme', gen_random_uuid(), 'http://x', array['*'], '')`
+  const { databaseUrl, sql } = await createWithEndpoint(t)
   await publishMany(sql, 'acme', 30_000)
   await sql`update waybill.deliveries set status = 'delivered'`
   await sql`delete from pgboss.job where name = 'deliveries'`
