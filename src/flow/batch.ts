@@ -1,8 +1,8 @@
 import { isRefusal, isRetryable, isTooSlow } from '../db/errors.ts'
 
 /** A batch that takes longer has waited for other processes' batches: for the database's attention, or for locks. */
-const BUSY_MS = 10
-const PAUSE_MS = 5
+const BUSY_MS = 6
+const PAUSE_MS = 4
 
 /**
  * Natural batches: whatever arrived while the last batch ran is the next batch; a lone item is a batch of one. Nothing waits for
