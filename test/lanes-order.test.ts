@@ -1,14 +1,14 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
-import { openDb } from '../src/db/open.ts'
+import { openDb, type Pool } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { createLog } from '../src/log.ts'
 import { createSecretBox } from '../src/secrets.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/lanes.ts'
-import { gate, type Receipt, startReceiver } from './support/receiver.ts'
+import { gate, type Receipt, type Receiver, startReceiver } from './support/receiver.ts'
 import { createTenant, ENCRYPTION_KEY, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -26,6 +26,32 @@ async function start(t: TestContext, env: Record<string, string> = {}) {
 }
 
 const eventOf = ({ headers }: Receipt) => String(headers['webhook-id'])
+
+/** Adds 3,000 endpoints that hang, whose breakers are open and whose first delivery is due as a probe. */
+async function addHanging(sql: Pool, receiver: Receiver, { tenants }: { tenants: number }): Promise<void> {
+  receiver.script('/hangs', () => new Promise(() => {}))
+  const ids = Array.from({ length: 3000 }, (_, nth) => ({ tenant: `hanging-${nth % tenants}`, id: randomUUID() }))
+  const box = createSecretBox([Buffer.from(ENCRYPTION_KEY, 'base64')])
+  const secrets = ids.map(({ tenant, id }) => box.seal(`whsec_${'A'.repeat(43)}=`, `${tenant}/${id}`))
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) select id, id from (select 'hanging-' || generate_series(0, ${tenants - 1})) as t (id)`
+  await sql`
+    with failing as (
+      insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+      select tenant_id, id, ${receiver.url('/hangs')}, array['other'], secret
+      from unnest(${ids.map(({ tenant }) => tenant)}::text[], ${ids.map(({ id }) => id)}::uuid[], ${secrets}::bytea[]) as u (tenant_id, id, secret)
+      returning tenant_id, endpoint_id
+    ), made as (
+      select *, waybill.make_id(clock_timestamp()) as event_id from failing
+    ), stored as (
+      insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
+      select tenant_id, event_id, 'other', '{}', 1 from made
+    ), waiting as (
+      insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
+      select tenant_id, waybill.make_delivery_id(event_id), event_id, endpoint_id, 'other', true, now() from made
+    )
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, breaker, breaker_since, next_probe_at)
+    select tenant_id, endpoint_id, 1, 1, 'open', now(), now() from made`
+}
 
 suite('pace and order', { concurrency: 3 }, () => {
   test('max_per_second holds across two workers', async (t) => {
@@ -218,7 +244,7 @@ suite('pace and order', { concurrency: 3 }, () => {
     assert.deepEqual([send.length, hold.length], [0, 5])
   })
 
-  test('a probe goes before all that stands at its place', async (t) => {
+  test('a probe is claimed as a retry, though its delivery was never attempted', async (t) => {
     const { sql, tenant, claim } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/failing', { subscribed_events: ['a'] })
     await sql`
@@ -229,11 +255,11 @@ suite('pace and order', { concurrency: 3 }, () => {
     for (let n = 0; n < 5; n++) await tenant.publish('b')
     await sql`
       select released from waybill.release_held(array[${tenant.tenantId}], array[${endpoint_id}]::uuid[], array[0], array[1], interval '25 seconds')`
-    const { send } = await claim({ kind: 'first', thorough: true, max: 1 })
-    assert.deepEqual(
-      send.map(({ deliveryId }) => deliveryId),
-      [probe],
-    )
+    const claimed = async (kind: 'first' | 'retry') =>
+      (await claim({ kind, thorough: true, max: 10 })).send.map(({ deliveryId, isProbe }) => ({ deliveryId, isProbe }))
+    assert.deepEqual(await claimed('retry'), [{ deliveryId: probe, isProbe: true }])
+    const others = await claimed('first')
+    assert.deepEqual([others.length, others.some(({ isProbe }) => isProbe)], [5, false])
   })
 
   test('what is queued for an endpoint that is ordered since a moment ago does not pass what is held', async (t) => {
@@ -330,7 +356,6 @@ suite('pace and order', { concurrency: 3 }, () => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
     await sql`update waybill.endpoints set ordered = true where endpoint_id = ${endpoint_id}`
-    receiver.script('/hangs', () => new Promise(() => {}))
     await startWorker()
     const deliver = async (count: number) => {
       const begun = Date.now()
@@ -341,31 +366,24 @@ suite('pace and order', { concurrency: 3 }, () => {
     }
     await deliver(5)
     const alone = await deliver(30)
-    const ids = Array.from({ length: 3000 }, (_, nth) => ({ tenant: `hanging-${nth % 30}`, id: randomUUID() }))
-    const box = createSecretBox([Buffer.from(ENCRYPTION_KEY, 'base64')])
-    const secrets = ids.map(({ tenant, id }) => box.seal(`whsec_${'A'.repeat(43)}=`, `${tenant}/${id}`))
-    await sql`insert into waybill.tenants (tenant_id, tenant_slug) select id, id from (select 'hanging-' || generate_series(0, 29)) as t (id)`
-    await sql`
-      with failing as (
-        insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-        select tenant_id, id, ${receiver.url('/hangs')}, array['other'], secret
-        from unnest(${ids.map(({ tenant }) => tenant)}::text[], ${ids.map(({ id }) => id)}::uuid[], ${secrets}::bytea[]) as u (tenant_id, id, secret)
-        returning tenant_id, endpoint_id
-      ), made as (
-        select *, waybill.make_id(clock_timestamp()) as event_id from failing
-      ), stored as (
-        insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
-        select tenant_id, event_id, 'other', '{}', 1 from made
-      ), waiting as (
-        insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
-        select tenant_id, waybill.make_delivery_id(event_id), event_id, endpoint_id, 'other', true, now() from made
-      )
-      insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, breaker, breaker_since, next_probe_at)
-      select tenant_id, endpoint_id, 1, 1, 'open', now(), now() from made`
+    await addHanging(sql, receiver, { tenants: 30 })
     await receiver.until(50, { path: '/hangs' })
     const beside = await deliver(30)
     // Where chance alone decides which are looked at, it is seventy times as long.
     assert.ok(beside < 8 * Math.max(alone, 1000), `${alone} ms alone, ${beside} ms beside them`)
+  })
+
+  test('first attempts and retries find room beside probes of a thousand tenants that hang', async (t) => {
+    const { sql, receiver, startWorker, tenant } = await start(t)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    await startWorker()
+    await addHanging(sql, receiver, { tenants: 1000 })
+    await receiver.until(50, { path: '/hangs' })
+    receiver.script('/hook', 500, 500, 200)
+    for (let n = 0; n < 5; n++) await tenant.publish()
+    // Probes that hang do so for 15 seconds: whoever had to wait for them would wait in a line of three thousand.
+    await receiver.until(7, { path: '/hook', timeoutMs: 12_000 })
+    assert.equal(receiver.at('/hangs').length, 50, 'a quarter of the slots')
   })
 
   test('what is held comes out of a database that takes long to release it', async (t) => {

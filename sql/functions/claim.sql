@@ -1,17 +1,21 @@
 -- Claims at most `most` due deliveries, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts
 -- where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's month here, before it is
 -- sent, so that the quota holds however many workers claim at once; what goes beyond it (not within_quota) is not attempted, and
--- is taken off the count when that is recorded. `sendable` is not true where the endpoint takes nothing now; status is null where
--- the delivery is gone, or no longer in its bundle. `bundle` is the job that a delivery shares, null if it has its own. `leads`
--- marks the first delivery of each endpoint, and `more` tells whether further ones are due.
+-- is taken off the count when that is recorded. `sendable` is not true where the endpoint takes nothing now, and `probe` is true
+-- where its breaker is open; status is null where the delivery is gone, or no longer in its bundle. `bundle` is the job that a
+-- delivery shares, null if it has its own. `leads` marks the first delivery of each endpoint, and `more` tells whether further
+-- ones are due.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
 -- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
+--
+-- It returns `probe` since version 0.1.9.
+drop function if exists waybill.claim_due(boolean, boolean, int, bigint);
 create or replace function waybill.claim_due(retries boolean, thorough boolean, most int, monthly_attempts bigint)
 returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, bundle uuid, status waybill.delivery_status, attempt_count int,
                earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, leads boolean, url text,
-               signing_secret bytea, previous_secret bytea, at_once int, sendable boolean, within_quota boolean, now timestamptz,
-               more boolean)
+               signing_secret bytea, previous_secret bytea, at_once int, probe boolean, sendable boolean, within_quota boolean,
+               now timestamptz, more boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -100,6 +104,7 @@ begin
     ) s on true
   ), judged as materialized (
     select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once,
+      t.breaker = 'open' as probe,
       f.status in ('pending', 'retrying') and t.is_active
         and (t.breaker is distinct from 'open' or t.probing = f.delivery_id)
         -- A slot is good for one attempt, and a worker that is late for it must not crowd into the slots of the next ones.
@@ -119,7 +124,7 @@ begin
     from counted c cross join lateral (select limits from waybill.tenants t where t.tenant_id = c.tenant_id offset 0) t
   )
   select j.tenant_id, j.delivery_id, j.retry_count, j.slot, j.bundle, j.status, j.attempt_count, j.earlier_attempts, j.event_id,
-    j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.sendable,
+    j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.probe, j.sendable,
     case when m.beyond <= 0 then true
          else m.beyond <= (select count(*) from judged l
            where l.tenant_id = j.tenant_id and l.sendable and l.delivery_id > j.delivery_id) end,

@@ -11,6 +11,8 @@
 -- What is urgent goes to the front of its tenant's turn, or if it is a retry, of all retries: probes, what follows them,
 -- deliveries with a slot, and the one for which an ordered endpoint's others wait. At the end of the turn, behind up to 64
 -- deliveries of every tenant with a backlog, their time would be over. They still use up their tenant's share.
+-- A probe is queued as a retry, whether its delivery has been attempted or not: after an outage, probes of thousands of endpoints
+-- may hang, and retries leave half of the worker to first attempts.
 create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval)
 returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
 set plan_cache_mode = force_custom_plan
@@ -28,7 +30,7 @@ begin
   order by s.tenant_id, s.endpoint_id for no key update of s;
 
   with lanes as (
-    select s.tenant_id, s.endpoint_id, e.max_per_second,
+    select s.tenant_id, s.endpoint_id, e.max_per_second, s.breaker = 'open' as is_probe,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
       greatest(s.next_slot, now()) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
       -- A probe that somebody has asked for (waybill.replay), or for which there was no room before.
@@ -51,6 +53,7 @@ begin
     select l.tenant_id, count(*) / 64.0 as step from lanes l where l.room > 0 group by l.tenant_id
   ), chosen as (
     select l.tenant_id, l.endpoint_id, d.delivery_id, d.spent_retries, l.max_per_second, l.urgent,
+      d.spent_retries = 0 and not l.is_probe as is_first,
       l.tag + x.step * row_number() over lane as tag, l.clock,
       l.slot + (row_number() over lane - 1) * interval '1 second' / l.max_per_second as slot
     from lanes l join sharing x using (tenant_id) cross join lateral (
@@ -63,7 +66,8 @@ begin
     limit 2000
   )
   select count(*)::int as n, array_agg(tenant_id) as tenants, array_agg(endpoint_id) as endpoints, array_agg(delivery_id) as ids,
-    array_agg(spent_retries) as retries, array_agg(urgent) as urgent, array_agg(max_per_second) as rates, array_agg(tag) as tags,
+    array_agg(spent_retries) as retries, array_agg(is_first) as firsts, array_agg(urgent) as urgent,
+    array_agg(max_per_second) as rates, array_agg(tag) as tags,
     -- A turn earlier if urgent: the clock does not tell where in a turn claiming is, so the tag may be in the next one already.
     array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots,
     min(delivery_id::text)::uuid as first_id, max(delivery_id::text)::uuid as last_id
@@ -82,32 +86,32 @@ begin
     probing = case when s.breaker = 'open' then c.first_id end,
     next_probe_at = case when s.breaker = 'open' then now() + lease end
   from (select tenant_id, endpoint_id, count(*)::int as n, max(slot) as last_slot, max(rate) as rate,
-          max(tag) filter (where retries = 0) as tag, min(delivery_id::text)::uuid as first_id
-        from unnest(picked.tenants, picked.endpoints, picked.ids, picked.retries, picked.rates, picked.tags, picked.slots)
-          as p (tenant_id, endpoint_id, delivery_id, retries, rate, tag, slot) group by 1, 2) c
+          max(tag) filter (where is_first) as tag, min(delivery_id::text)::uuid as first_id
+        from unnest(picked.tenants, picked.endpoints, picked.ids, picked.firsts, picked.rates, picked.tags, picked.slots)
+          as p (tenant_id, endpoint_id, delivery_id, is_first, rate, tag, slot) group by 1, 2) c
   where s.tenant_id = c.tenant_id and s.endpoint_id = c.endpoint_id;
 
   select json_agg(json_build_object(
       'id', id,
       'priority', case
-        when retries = 0 then -floor(greatest(clock, start))::int
+        when is_first then -floor(greatest(clock, start))::int
         when urgent then waybill.place_again(waybill.first_retry())
         else waybill.retry_priority(now())
       end,
       'data', json_build_object(
-        'tenant_id', tenant_id, 'tag', case when retries = 0 then start end, 'slot', extract(epoch from slot) * 1000)
+        'tenant_id', tenant_id, 'tag', case when is_first then start end, 'slot', extract(epoch from slot) * 1000)
     ) order by id)::text
   into jobs
-  from unnest(picked.tenants, picked.ids, picked.retries, picked.urgent, picked.starts, picked.clocks, picked.slots)
-    as p (tenant_id, id, retries, urgent, start, clock, slot);
+  from unnest(picked.tenants, picked.ids, picked.firsts, picked.urgent, picked.starts, picked.clocks, picked.slots)
+    as p (tenant_id, id, is_first, urgent, start, clock, slot);
   perform waybill.enqueue(jobs);
   -- started_on is empty, so the next claim is this very retry and not one more. And an urgent first attempt is put before all
   -- others of its priority, of which each tenant with a backlog has up to 64.
   update pgboss.job j set retry_count = r.retries,
-    created_on = case when r.retries = 0 then j.created_on - interval '1 day' else j.created_on end
-  from unnest(picked.ids, picked.retries, picked.urgent) as r (id, retries, urgent)
-  where j.name = 'deliveries' and j.id = any(picked.ids) and j.id = r.id and (r.retries > 0 or r.urgent);
-  perform pg_notify('waybill_due', case when 0 < any(picked.retries) then 'retry' else '' end);
+    created_on = case when r.is_first then j.created_on - interval '1 day' else j.created_on end
+  from unnest(picked.ids, picked.retries, picked.firsts, picked.urgent) as r (id, retries, is_first, urgent)
+  where j.name = 'deliveries' and j.id = any(picked.ids) and j.id = r.id and (r.retries > 0 or r.is_first and r.urgent);
+  perform pg_notify('waybill_due', case when false = any(picked.firsts) then 'retry' else '' end);
   return query select c.t, c.e, count(*)::int from unnest(picked.tenants, picked.endpoints) as c (t, e) group by c.t, c.e;
 end $$;
 

@@ -16,6 +16,8 @@ type Lane = {
   started: Line<number>
   waiting: { claim: Claim; since: number }[]
   arriving: { count: number; until: number }
+  /** Whether its breaker is open, and what it gets are probes. */
+  isProbed: boolean
   /** Whether deliveries of the endpoint are held. */
   held: boolean
   window: { since: number; finished: number }
@@ -39,9 +41,10 @@ export type Lanes = {
   noteHeld(endpointIds: Set<string>, how: { all: boolean }): void
   /**
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
-   * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between.
+   * half of its room is free, or if it is a `probe` and too many are under way. For half a second those deliveries start on arrival,
+   * whatever has come in between.
    */
-  reserve(tenantId: string, endpointId: string, wanted: number): number
+  reserve(tenantId: string, endpointId: string, wanted: number, probe: boolean): number
   /** Gives up `count` of the places that `reserve` kept. */
   giveBack(endpointId: string, count: number): void
   /** Whether it is time to release more: at least half of the endpoint's room here is free. */
@@ -59,6 +62,7 @@ export type Lanes = {
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave.
+ * - Probes together get at most a quarter of the slots: retries have but half of them, and others' retries must find some.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
  *   fills neither slots nor memory.
  * - While a slow endpoint has held deliveries, new ones get at most half of its places; the others are for released ones.
@@ -73,7 +77,7 @@ export function createLanes({
   clock?: () => number
 }): Lanes {
   const lanes = new Map<string, Lane>()
-  let stuck = { at: 0, count: 0, byTenant: new Map<string, number>() }
+  let stuck = { at: 0, count: 0, probes: 0, byTenant: new Map<string, number>() }
 
   function laneOf(endpointId: string, tenantId = ''): Lane {
     let lane = lanes.get(endpointId)
@@ -83,6 +87,7 @@ export function createLanes({
         started: new Line(),
         waiting: [],
         arriving: { count: 0, until: 0 },
+        isProbed: false,
         held: false,
         window: { since: clock(), finished: 0 },
         lastWindow: 0,
@@ -116,13 +121,14 @@ export function createLanes({
   /** Counted anew at most once a millisecond; `addStuck` keeps the count current in between. */
   function countStuck(now: number): void {
     if (now - stuck.at < 1) return
-    stuck = { at: now, count: 0, byTenant: new Map() }
+    stuck = { at: now, count: 0, probes: 0, byTenant: new Map() }
     for (const lane of lanes.values()) addStuck(lane, stuckIn(lane, now))
   }
 
-  function addStuck({ tenantId }: Lane, count: number): void {
+  function addStuck({ tenantId, isProbed }: Lane, count: number): void {
     if (count === 0) return
     stuck.count += count
+    if (isProbed) stuck.probes += count
     stuck.byTenant.set(tenantId, (stuck.byTenant.get(tenantId) ?? 0) + count)
   }
 
@@ -160,6 +166,7 @@ export function createLanes({
       const lane = laneOf(claim.endpointId, claim.tenantId)
       const now = clock()
       const hasPlace = arriving(lane, now) > 0
+      lane.isProbed = claim.isProbe
       if (lane.arriving.count > 0) lane.arriving.count--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
@@ -213,10 +220,11 @@ export function createLanes({
     noteHeld(endpointIds, { all }) {
       for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId) || (!all && lane.held)
     },
-    reserve(tenantId, endpointId, wanted) {
+    reserve(tenantId, endpointId, wanted, probe) {
       const lane = laneOf(endpointId, tenantId)
       const now = clock()
-      if (!isRoomy(lane, now)) return 0
+      lane.isProbed = probe
+      if (!isRoomy(lane, now) || (probe && stuck.probes >= Math.max(1, slots / 4))) return 0
       const before = inHand(lane, now)
       const isQuick = before < paceOf(lane, now)
       const count = Math.min(wanted, roomOf(lane, now) - before, isQuick ? Infinity : spareOf(tenantId, now))

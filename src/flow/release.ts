@@ -28,8 +28,8 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     async run() {
       // If there are more endpoints than one look can take, tenants take turns, as one may have thousands for which there is no room;
       // among its own, chance decides. Where one delivery of an ordered endpoint is under way, or waits for its retry, none has a turn.
-      const candidates = await pool<{ tenant_id: string; endpoint_id: string; wanted: number }[]>`
-        select s.tenant_id, s.endpoint_id,
+      const candidates = await pool<{ tenant_id: string; endpoint_id: string; probe: boolean; wanted: number }[]>`
+        select s.tenant_id, s.endpoint_id, s.breaker = 'open' as probe,
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
         from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
         where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
@@ -37,10 +37,10 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
         order by row_number() over (partition by s.tenant_id order by random()), random() limit ${MAX_LANES}`
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
       let asked = 0
-      const granted = candidates.flatMap(({ tenant_id, endpoint_id, wanted }) => {
+      const granted = candidates.flatMap(({ tenant_id, endpoint_id, probe, wanted }) => {
         if (asked >= mostAtOnce) return []
         const busy = lanes.busy(endpoint_id)
-        const room = lanes.reserve(tenant_id, endpoint_id, Math.min(wanted, mostAtOnce - asked))
+        const room = lanes.reserve(tenant_id, endpoint_id, Math.min(wanted, mostAtOnce - asked), probe)
         asked += room
         return room > 0 ? [{ tenant_id, endpoint_id, busy, most: busy + room }] : []
       })

@@ -6,7 +6,15 @@ import { createLanes } from '../../src/flow/lanes.ts'
 const SLOTS = 200
 
 const claimOf = (endpointId: string, more: Partial<Claim> = {}) =>
-  ({ tenantId: endpointId, endpointId, deliveryId: 'same', atOnce: null, startAt: null, ...more }) as Claim
+  ({
+    tenantId: endpointId,
+    endpointId,
+    deliveryId: 'same',
+    atOnce: null,
+    isProbe: false,
+    startAt: null,
+    ...more,
+  }) as Claim
 
 /** Lanes with a clock that the test moves. */
 function setUp() {
@@ -80,8 +88,23 @@ suite('lanes', () => {
     let started = 0
     for (let nth = 0; nth < 500; nth++) started += admit(`hangs ${nth}`, 1, { tenantId: 'hostile' }).start
     assert.equal(started, SLOTS / 2)
-    assert.equal(lanes.reserve('hostile', 'one more', 1), 0)
+    assert.equal(lanes.reserve('hostile', 'one more', 1, false), 0)
     assert.equal(admit('healthy', 1).start, 1)
+  })
+
+  test('probes that hang leave slots to retries, whose they are until their endpoints answer', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    const probe = (nth: number) => lanes.reserve(`tenant ${nth}`, `open ${nth}`, 1, true)
+    let kept = 0
+    for (let nth = 0; nth < 500; nth++) kept += probe(nth)
+    assert.equal(kept, SLOTS / 4)
+    for (let nth = 0; nth < kept; nth++) admit(`open ${nth}`, 1, { tenantId: `tenant ${nth}`, isProbe: true })
+    tick(15_000)
+    assert.equal(probe(500), 0)
+    assert.equal(lanes.reserve('other', 'closed', 1, false), 1)
+    finish('open 0', 1)
+    tick(1)
+    assert.deepEqual([probe(500), probe(501)], [1, 0])
   })
 
   test('attempts that a deadline has ended do not make their endpoints quick', () => {
@@ -153,7 +176,7 @@ suite('lanes', () => {
 
   test('a place that is kept counts until it is taken, or half a second long', () => {
     const { lanes, admit, tick } = setUp()
-    assert.equal(lanes.reserve('e', 'e', 40), 40)
+    assert.equal(lanes.reserve('e', 'e', 40, false), 40)
     assert.equal(lanes.isRoomy('e'), false)
     admit('e', 10)
     assert.equal(lanes.busy('e'), 40)
@@ -171,8 +194,8 @@ suite('lanes', () => {
     finish('slow', 40)
     tick(1)
     assert.deepEqual(admit('slow', 10), { start: 10, wait: 0, full: 0 })
-    assert.equal(lanes.reserve('slow', 'slow', 10), 10)
-    assert.equal(lanes.reserve('slow', 'slow', 10), 0, 'no more until half is free')
+    assert.equal(lanes.reserve('slow', 'slow', 10, false), 10)
+    assert.equal(lanes.reserve('slow', 'slow', 10, false), 0, 'no more until half is free')
     assert.deepEqual(admit('slow', 20), { start: 10, wait: 0, full: 10 })
     lanes.noteHeld(new Set(), { all: false })
     assert.deepEqual(admit('slow', 1), { start: 0, wait: 0, full: 1 }, 'it may be among those that were not told')
@@ -183,7 +206,7 @@ suite('lanes', () => {
   test('places are kept for no more than all endpoints together have, and each that is kept is there', () => {
     const { lanes, admit } = setUp()
     const names = Array.from({ length: 12 }, (_, nth) => `held ${nth}`)
-    const kept = names.map((name) => lanes.reserve(name, name, 1000))
+    const kept = names.map((name) => lanes.reserve(name, name, 1000, false))
     assert.ok(kept.reduce((a, b) => a + b) < SLOTS - 4, `${kept}`)
     assert.deepEqual(
       names.map((name, nth) => admit(name, kept[nth] ?? 0).start),
@@ -195,7 +218,7 @@ suite('lanes', () => {
   test('places for a tenant’s endpoints are kept within its half, and given back', () => {
     const { lanes, tick } = setUp()
     const names = Array.from({ length: 12 }, (_, nth) => `held ${nth}`)
-    const keep = () => names.map((name) => lanes.reserve('one', name, 1000)).reduce((a, b) => a + b)
+    const keep = () => names.map((name) => lanes.reserve('one', name, 1000, false)).reduce((a, b) => a + b)
     assert.equal(keep(), SLOTS / 2)
     assert.equal(keep(), 0)
     for (const name of names) lanes.giveBack(name, 1000)
@@ -226,7 +249,7 @@ suite('lanes', () => {
 
   test('places that are kept one after the other are all there', () => {
     const { lanes } = setUp()
-    for (let n = 0; n < 2; n++) assert.equal(lanes.reserve('e', 'e', 10), 10)
+    for (let n = 0; n < 2; n++) assert.equal(lanes.reserve('e', 'e', 10, false), 10)
     assert.equal(lanes.busy('e'), 20)
   })
 
