@@ -49,8 +49,8 @@ async function addHanging(sql: Pool, receiver: Receiver, { tenants }: { tenants:
       insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
       select tenant_id, waybill.make_delivery_id(event_id), event_id, endpoint_id, 'other', true, now() from made
     )
-    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, breaker, breaker_since, next_probe_at)
-    select tenant_id, endpoint_id, 1, 1, 'open', now(), now() from made`
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, failure_streak, breaker, breaker_since, next_probe_at)
+    select tenant_id, endpoint_id, 1, 1, 10, 'open', now(), now() from made`
 }
 
 suite('pace and order', { concurrency: 3 }, () => {
@@ -153,7 +153,7 @@ suite('pace and order', { concurrency: 3 }, () => {
       select count(*) filter (where next_attempt_at <= now())::int as now,
         max(delivery_id::text) filter (where next_attempt_at <= now()) < min(delivery_id::text) filter (where next_attempt_at > now()) as oldest
       from waybill.deliveries`
-    assert.deepEqual({ ...due }, { now: 20_000, oldest: true })
+    assert.deepEqual({ ...due }, { now: 10_000, oldest: true })
   })
 
   test('an endpoint that is made ordered with a backlog gets it in publish order, one at a time', async (t) => {
@@ -248,18 +248,21 @@ suite('pace and order', { concurrency: 3 }, () => {
     const { sql, tenant, claim } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/failing', { subscribed_events: ['a'] })
     await sql`
-      insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, breaker_since, next_probe_at)
-      values (${tenant.tenantId}, ${endpoint_id}, 'open', now(), now())`
+      insert into waybill.endpoint_stats (tenant_id, endpoint_id, failure_streak, breaker, breaker_since, next_probe_at)
+      values (${tenant.tenantId}, ${endpoint_id}, 10, 'open', now(), now())`
     const [probe] = (await tenant.publish('a')).delivery_ids
     await tenant.createEndpoint('http://127.0.0.1:9/hook', { subscribed_events: ['b'] })
     for (let n = 0; n < 5; n++) await tenant.publish('b')
     await sql`
       select released from waybill.release_held(array[${tenant.tenantId}], array[${endpoint_id}]::uuid[], array[0], array[1], interval '25 seconds')`
     const claimed = async (kind: 'first' | 'retry') =>
-      (await claim({ kind, thorough: true, max: 10 })).send.map(({ deliveryId, isProbe }) => ({ deliveryId, isProbe }))
-    assert.deepEqual(await claimed('retry'), [{ deliveryId: probe, isProbe: true }])
+      (await claim({ kind, thorough: true, max: 10 })).send.map(({ deliveryId, standing }) => ({
+        deliveryId,
+        standing,
+      }))
+    assert.deepEqual(await claimed('retry'), [{ deliveryId: probe, standing: 'failing' }])
     const others = await claimed('first')
-    assert.deepEqual([others.length, others.some(({ isProbe }) => isProbe)], [5, false])
+    assert.deepEqual([others.length, new Set(others.map(({ standing }) => standing))], [5, new Set(['unsure'])])
   })
 
   test('what is queued for an endpoint that is ordered since a moment ago does not pass what is held', async (t) => {
@@ -367,13 +370,13 @@ suite('pace and order', { concurrency: 3 }, () => {
     await deliver(5)
     const alone = await deliver(30)
     await addHanging(sql, receiver, { tenants: 30 })
-    await receiver.until(50, { path: '/hangs' })
+    await receiver.until(40, { path: '/hangs' })
     const beside = await deliver(30)
     // Where chance alone decides which are looked at, it is seventy times as long.
     assert.ok(beside < 8 * Math.max(alone, 1000), `${alone} ms alone, ${beside} ms beside them`)
   })
 
-  test('first attempts and retries find room beside probes of a thousand tenants that hang', async (t) => {
+  test('first attempts and retries find room beside endpoints of a thousand tenants that hang', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     await tenant.createEndpoint(receiver.url('/hook'))
     await startWorker()
@@ -381,8 +384,8 @@ suite('pace and order', { concurrency: 3 }, () => {
     await receiver.until(50, { path: '/hangs' })
     receiver.script('/hook', 500, 500, 200)
     for (let n = 0; n < 5; n++) await tenant.publish()
-    // Probes that hang do so for 15 seconds: whoever had to wait for them would wait in a line of three thousand.
-    await receiver.until(7, { path: '/hook', timeoutMs: 12_000 })
+    // A probe that hangs does so for a minute. Whoever had to wait for all would wait for hours.
+    await receiver.until(7, { path: '/hook', timeoutMs: 30_000 })
     assert.equal(receiver.at('/hangs').length, 50, 'a quarter of the slots')
   })
 

@@ -1,20 +1,20 @@
 -- Claims at most `most` due deliveries, first attempts or retries, and reads what their attempts need. Unless `thorough`, it starts
 -- where claiming had got to a moment ago. Every one that may be sent is counted against its tenant's month here, before it is
 -- sent, so that the quota holds however many workers claim at once; what goes beyond it (not within_quota) is not attempted, and
--- is taken off the count when that is recorded. `sendable` is not true where the endpoint takes nothing now, and `probe` is true
--- where its breaker is open; status is null where the delivery is gone, or no longer in its bundle. `bundle` is the job that a
--- delivery shares, null if it has its own. `leads` marks the first delivery of each endpoint, and `more` tells whether further
--- ones are due.
+-- is taken off the count when that is recorded. `sendable` is not true where the endpoint takes nothing now, and `standing`
+-- is what is known of it (waybill.standing); status is null where the delivery is gone, or no longer in its bundle. `bundle`
+-- is the job that a delivery shares, null if it has its own. `leads` marks the first delivery of each endpoint, and `more` tells
+-- whether further ones are due.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
 -- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
 --
--- It returns `probe` since version 0.1.9.
+-- It returns `standing` since version 0.1.9.
 drop function if exists waybill.claim_due(boolean, boolean, int, bigint);
 create or replace function waybill.claim_due(retries boolean, thorough boolean, most int, monthly_attempts bigint)
 returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, bundle uuid, status waybill.delivery_status, attempt_count int,
                earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, leads boolean, url text,
-               signing_secret bytea, previous_secret bytea, at_once int, probe boolean, sendable boolean, within_quota boolean,
+               signing_secret bytea, previous_secret bytea, at_once int, standing text, sendable boolean, within_quota boolean,
                now timestamptz, more boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
@@ -93,6 +93,7 @@ begin
     -- Each endpoint is looked up once.
     select t.*, p.is_active, p.url, p.signing_secret, p.ordered, p.max_per_second, s.breaker, s.probing,
       case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
+      waybill.standing(s.failure_streak, s.last_success_at) as standing,
       case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once
     from (select distinct on (tenant_id, endpoint_id) tenant_id, endpoint_id, delivery_id as first_delivery from found
           where endpoint_id is not null order by tenant_id, endpoint_id, delivery_id) t
@@ -104,7 +105,7 @@ begin
     ) s on true
   ), judged as materialized (
     select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once,
-      t.breaker = 'open' as probe,
+      t.standing,
       f.status in ('pending', 'retrying') and t.is_active
         and (t.breaker is distinct from 'open' or t.probing = f.delivery_id)
         -- A slot is good for one attempt, and a worker that is late for it must not crowd into the slots of the next ones.
@@ -124,7 +125,7 @@ begin
     from counted c cross join lateral (select limits from waybill.tenants t where t.tenant_id = c.tenant_id offset 0) t
   )
   select j.tenant_id, j.delivery_id, j.retry_count, j.slot, j.bundle, j.status, j.attempt_count, j.earlier_attempts, j.event_id,
-    j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.probe, j.sendable,
+    j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.standing, j.sendable,
     case when m.beyond <= 0 then true
          else m.beyond <= (select count(*) from judged l
            where l.tenant_id = j.tenant_id and l.sendable and l.delivery_id > j.delivery_id) end,
@@ -150,6 +151,11 @@ begin
   where m.ctid = (
     select ctid from waybill.claim_marks where since not between clock_timestamp() - interval '3 seconds' and clock_timestamp() for update skip locked);
 end $$;
+
+-- How an endpoint has done lately, for a worker to know whom to leave slots (flow/lanes.ts).
+create or replace function waybill.standing(failure_streak int, last_success_at timestamptz) returns text language sql stable as $$
+  select case when failure_streak > 0 then 'failing' when last_success_at > now() - interval '30 seconds' then 'good' else 'unsure' end
+$$;
 
 -- For workers from before version 0.1.3, which run on during an upgrade: they know of no bundles.
 create or replace function waybill.claim(retries boolean, thorough boolean, most int, monthly_attempts bigint)

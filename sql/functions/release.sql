@@ -131,7 +131,7 @@ as $$
   with waiting as (
     select tenant_id, delivery_id from waybill.deliveries d join waybill.endpoints e using (tenant_id, endpoint_id)
     where tenant_id = tenant and endpoint_id = endpoint and e.ordered and not d.held and d.status in ('pending', 'retrying')
-    order by d.delivery_id limit 20000
+    order by d.delivery_id limit 10000
   ), hurried as (
     update pgboss.job j set start_after = now(), priority = greatest(j.priority, waybill.retry_priority(now()))
     from waiting w where j.name = 'deliveries' and j.id = w.delivery_id and j.state < 'active' and j.start_after > now()

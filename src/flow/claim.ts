@@ -3,6 +3,9 @@ import { type Fragment, fragment } from '../db/statement.ts'
 import type { Place } from '../line.ts'
 import { DELIVERIES } from '../queue.ts'
 
+/** What is known of an endpoint: its last attempt failed; none has succeeded for half a minute; or it is well (waybill.standing). */
+export type Standing = 'failing' | 'unsure' | 'good'
+
 /** A claimed job with all that its attempt needs. */
 export type Claim = {
   tenantId: string
@@ -29,8 +32,7 @@ export type Claim = {
   withinQuota: boolean
   /** How many attempts the endpoint may have at once; null if only the worker's own cap applies. */
   atOnce: number | null
-  /** Whether its endpoint's breaker is open. */
-  isProbe: boolean
+  standing: Standing
   /** When the attempt may start if its endpoint is paced, by performance.now(); else null. */
   startAt: number | null
   /** The database's clock minus performance.now(), in milliseconds: this machine's own clock may be changed at any time. */
@@ -84,7 +86,7 @@ type Row = {
 type Lead = {
   url: string
   at_once: number | null
-  probe: boolean
+  standing: Standing
   signing_secret: string
   previous_secret: string | null
   now_ms: number
@@ -102,7 +104,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
       select tenant_id, delivery_id, retry_count, bundle, slot, status, attempt_count, earlier_attempts, event_id, event_type,
         octet_length(payload) as payload_bytes, case when octet_length(payload) <= ${MAX_CLAIMED_PAYLOAD_BYTES} then payload end as payload,
         endpoint_id, sendable, within_quota, case when leads then url end as url,
-        case when leads then at_once end as at_once, case when leads then probe end as probe,
+        case when leads then at_once end as at_once, case when leads then standing end as standing,
         case when leads then encode(signing_secret, 'hex') end as signing_secret,
         case when leads then encode(previous_secret, 'hex') end as previous_secret,
         case when leads then date_part('epoch', now) * 1000 end as now_ms, more
@@ -116,11 +118,11 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
 
 function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
   const claimed: Claimed = { send: [], hold: [], obsolete: [], more: rows[0]?.more ?? false }
-  const endpoints = new Map<string, Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'isProbe' | 'claimedAtMs'>>()
+  const endpoints = new Map<string, Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'standing' | 'claimedAtMs'>>()
   for (const row of rows) {
     if (row.url !== null) {
-      const { url, at_once: atOnce, probe: isProbe, now_ms: claimedAtMs } = row
-      endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, isProbe, claimedAtMs })
+      const { url, at_once: atOnce, standing, now_ms: claimedAtMs } = row
+      endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, standing, claimedAtMs })
     }
     const endpoint = endpoints.get(row.endpoint_id)
     const ids = {

@@ -1,5 +1,6 @@
 import { Line } from '../line.ts'
-import type { Claim } from './claim.ts'
+import type { Claim, Standing } from './claim.ts'
+import { createStuckSlots } from './stuck-slots.ts'
 
 /** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
 const ARRIVAL_MS = 500
@@ -9,6 +10,8 @@ const PATIENCE_MS = 300
 const WINDOW_MS = 500
 /** A claim that has waited this many times `PATIENCE_MS` is held, whatever was expected. */
 const STALE = 4
+/** An attempt that has been under way for longer than this is hanging. */
+const HANGING_MS = 1000
 
 type Lane = {
   tenantId: string
@@ -16,8 +19,7 @@ type Lane = {
   started: Line<number>
   waiting: { claim: Claim; since: number }[]
   arriving: { count: number; until: number }
-  /** Whether its breaker is open, and what it gets are probes. */
-  isProbed: boolean
+  standing: Standing
   /** Whether deliveries of the endpoint are held. */
   held: boolean
   window: { since: number; finished: number }
@@ -41,10 +43,9 @@ export type Lanes = {
   noteHeld(endpointIds: Set<string>, how: { all: boolean }): void
   /**
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
-   * half of its room is free, or if it is a `probe` and too many are under way. For half a second those deliveries start on arrival,
-   * whatever has come in between.
+   * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between.
    */
-  reserve(tenantId: string, endpointId: string, wanted: number, probe: boolean): number
+  reserve(endpoint: { tenantId: string; endpointId: string; standing: Standing }, wanted: number): number
   /** Gives up `count` of the places that `reserve` kept. */
   giveBack(endpointId: string, count: number): void
   /** Whether it is time to release more: at least half of the endpoint's room here is free. */
@@ -62,7 +63,8 @@ export type Lanes = {
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave.
- * - Probes together get at most a quarter of the slots: retries have but half of them, and others' retries must find some.
+ * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
+ *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
  *   fills neither slots nor memory.
  * - While a slow endpoint has held deliveries, new ones get at most half of its places; the others are for released ones.
@@ -77,7 +79,8 @@ export function createLanes({
   clock?: () => number
 }): Lanes {
   const lanes = new Map<string, Lane>()
-  let stuck = { at: 0, count: 0, probes: 0, byTenant: new Map<string, number>() }
+  const stuck = createStuckSlots(slots)
+  let countedAt = 0
 
   function laneOf(endpointId: string, tenantId = ''): Lane {
     let lane = lanes.get(endpointId)
@@ -87,7 +90,7 @@ export function createLanes({
         started: new Line(),
         waiting: [],
         arriving: { count: 0, until: 0 },
-        isProbed: false,
+        standing: 'unsure',
         held: false,
         window: { since: clock(), finished: 0 },
         lastWindow: 0,
@@ -118,32 +121,31 @@ export function createLanes({
     return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))
   }
 
-  /** Counted anew at most once a millisecond; `addStuck` keeps the count current in between. */
+  /** Counts anew, at most once a millisecond; in between, what comes is added. */
   function countStuck(now: number): void {
-    if (now - stuck.at < 1) return
-    stuck = { at: now, count: 0, probes: 0, byTenant: new Map() }
-    for (const lane of lanes.values()) addStuck(lane, stuckIn(lane, now))
+    if (now - countedAt < 1) return
+    countedAt = now
+    stuck.clear()
+    let hanging = 0
+    for (const lane of lanes.values()) {
+      stuck.add(lane, stuckIn(lane, now))
+      for (const since of lane.started) {
+        if (now - since <= HANGING_MS) break
+        hanging++
+      }
+    }
+    stuck.noteHanging(hanging, now)
   }
 
-  function addStuck({ tenantId, isProbed }: Lane, count: number): void {
-    if (count === 0) return
-    stuck.count += count
-    if (isProbed) stuck.probes += count
-    stuck.byTenant.set(tenantId, (stuck.byTenant.get(tenantId) ?? 0) + count)
+  /** The standing as which an endpoint contends for slots: usually all are equal. */
+  function contendsAs(lane: Lane, now: number): Standing {
+    countStuck(now)
+    return stuck.isStrained(now) ? lane.standing : 'good'
   }
 
   /** A quarter of the slots that are not stuck in other lanes. */
-  function share(lane: Lane, now: number): number {
-    countStuck(now)
-    return Math.max(1, Math.floor((slots - stuck.count + stuckIn(lane, now)) / 4))
-  }
-
-  /** How many more slots a tenant may have stuck: in all, half of those that are not stuck for other tenants. */
-  function spareOf(tenantId: string, now: number): number {
-    countStuck(now)
-    const own = stuck.byTenant.get(tenantId) ?? 0
-    return Math.max(1, Math.floor((slots - stuck.count + own) / 2)) - own
-  }
+  const share = (lane: Lane, now: number) =>
+    Math.max(1, Math.floor((stuck.free(contendsAs(lane, now)) + stuckIn(lane, now)) / 4))
 
   /** How many may be under way at once. */
   const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
@@ -166,11 +168,11 @@ export function createLanes({
       const lane = laneOf(claim.endpointId, claim.tenantId)
       const now = clock()
       const hasPlace = arriving(lane, now) > 0
-      lane.isProbed = claim.isProbe
+      lane.standing = claim.standing
       if (lane.arriving.count > 0) lane.arriving.count--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
-      if (isNew && spareOf(claim.tenantId, now) <= 0) return 'full'
+      if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return 'full'
       // Otherwise held deliveries, which are older, would find no place while new ones come. Probes and paced ones were held.
       const wasHeld = claim.atOnce !== null || claim.startAt !== null
       if (isNew && lane.held && !wasHeld && !isRoomy(lane, now)) return 'full'
@@ -183,7 +185,7 @@ export function createLanes({
         if (claim.atOnce === 1 || lane.waiting.length >= most) return 'full'
         lane.waiting.push({ claim, since: now })
       }
-      if (isNew) addStuck(lane, 1)
+      if (isNew) stuck.add(lane, 1)
       return claim.underWay ? 'start' : 'wait'
     },
     next(claim, endedAt = clock()) {
@@ -220,17 +222,21 @@ export function createLanes({
     noteHeld(endpointIds, { all }) {
       for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId) || (!all && lane.held)
     },
-    reserve(tenantId, endpointId, wanted, probe) {
+    reserve({ tenantId, endpointId, standing }, wanted) {
       const lane = laneOf(endpointId, tenantId)
       const now = clock()
-      lane.isProbed = probe
-      if (!isRoomy(lane, now) || (probe && stuck.probes >= Math.max(1, slots / 4))) return 0
+      lane.standing = standing
+      if (!isRoomy(lane, now)) return 0
       const before = inHand(lane, now)
       const isQuick = before < paceOf(lane, now)
-      const count = Math.min(wanted, roomOf(lane, now) - before, isQuick ? Infinity : spareOf(tenantId, now))
+      const count = Math.min(
+        wanted,
+        roomOf(lane, now) - before,
+        isQuick ? Infinity : stuck.spareOf(lane.tenantId, standing),
+      )
       if (count <= 0) return 0
       lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
-      if (!isQuick) addStuck(lane, count)
+      if (!isQuick) stuck.add(lane, count)
       return count
     },
     giveBack(endpointId, count) {

@@ -1,6 +1,7 @@
 import { isTooSlow } from '../db/errors.ts'
 import { type Pool, retried } from '../db/open.ts'
 import type { Log } from '../log.ts'
+import type { Standing } from './claim.ts'
 import type { Lanes } from './lanes.ts'
 import { type Loop, startLoop } from './loop.ts'
 
@@ -11,6 +12,8 @@ const PAUSE_MS = 10
 const MAX_LANES = 500
 /** As many as waybill.release_held releases at once. */
 const MAX_RELEASED = 2000
+
+type Candidate = { tenant_id: string; endpoint_id: string; standing: Standing; wanted: number }
 
 /**
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
@@ -28,8 +31,8 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     async run() {
       // If there are more endpoints than one look can take, tenants take turns, as one may have thousands for which there is no room;
       // among its own, chance decides. Where one delivery of an ordered endpoint is under way, or waits for its retry, none has a turn.
-      const candidates = await pool<{ tenant_id: string; endpoint_id: string; probe: boolean; wanted: number }[]>`
-        select s.tenant_id, s.endpoint_id, s.breaker = 'open' as probe,
+      const candidates = await pool<Candidate[]>`
+        select s.tenant_id, s.endpoint_id, waybill.standing(s.failure_streak, s.last_success_at) as standing,
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
         from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
         where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
@@ -37,10 +40,13 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
         order by row_number() over (partition by s.tenant_id order by random()), random() limit ${MAX_LANES}`
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
       let asked = 0
-      const granted = candidates.flatMap(({ tenant_id, endpoint_id, probe, wanted }) => {
+      const granted = candidates.flatMap(({ tenant_id, endpoint_id, standing, wanted }) => {
         if (asked >= mostAtOnce) return []
         const busy = lanes.busy(endpoint_id)
-        const room = lanes.reserve(tenant_id, endpoint_id, Math.min(wanted, mostAtOnce - asked), probe)
+        const room = lanes.reserve(
+          { tenantId: tenant_id, endpointId: endpoint_id, standing },
+          Math.min(wanted, mostAtOnce - asked),
+        )
         asked += room
         return room > 0 ? [{ tenant_id, endpoint_id, busy, most: busy + room }] : []
       })

@@ -60,7 +60,7 @@ const claimOf = (tenantId: string): Claim => ({
   secrets: [''],
   withinQuota: true,
   atOnce: null,
-  isProbe: false,
+  standing: 'good',
   startAt: null,
   clockOffsetMs: 0,
   claimedAtMs: 0,

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { suite, test } from 'node:test'
-import type { Claim } from '../../src/flow/claim.ts'
+import type { Claim, Standing } from '../../src/flow/claim.ts'
 import { createLanes } from '../../src/flow/lanes.ts'
 
 const SLOTS = 200
@@ -11,10 +11,12 @@ const claimOf = (endpointId: string, more: Partial<Claim> = {}) =>
     endpointId,
     deliveryId: 'same',
     atOnce: null,
-    isProbe: false,
+    standing: 'good',
     startAt: null,
     ...more,
   }) as Claim
+
+const lane = (tenantId: string, endpointId: string, standing: Standing = 'good') => ({ tenantId, endpointId, standing })
 
 /** Lanes with a clock that the test moves. */
 function setUp() {
@@ -88,23 +90,57 @@ suite('lanes', () => {
     let started = 0
     for (let nth = 0; nth < 500; nth++) started += admit(`hangs ${nth}`, 1, { tenantId: 'hostile' }).start
     assert.equal(started, SLOTS / 2)
-    assert.equal(lanes.reserve('hostile', 'one more', 1, false), 0)
+    assert.equal(lanes.reserve(lane('hostile', 'one more'), 1), 0)
     assert.equal(admit('healthy', 1).start, 1)
   })
 
-  test('probes that hang leave slots to retries, whose they are until their endpoints answer', () => {
+  test('while endpoints of hundreds of tenants hang, those that are well have slots of their own, and a failing one gets its turn', () => {
     const { lanes, admit, finish, tick } = setUp()
-    const probe = (nth: number) => lanes.reserve(`tenant ${nth}`, `open ${nth}`, 1, true)
-    let kept = 0
-    for (let nth = 0; nth < 500; nth++) kept += probe(nth)
-    assert.equal(kept, SLOTS / 4)
-    for (let nth = 0; nth < kept; nth++) admit(`open ${nth}`, 1, { tenantId: `tenant ${nth}`, isProbe: true })
-    tick(15_000)
-    assert.equal(probe(500), 0)
-    assert.equal(lanes.reserve('other', 'closed', 1, false), 1)
-    finish('open 0', 1)
+    /** Has each of many tenants' endpoints admitted once, and returns how many attempts were started. */
+    const admitAll = (name: string, standing: Standing) => {
+      const each = Array.from({ length: 300 }, (_, nth) => admit(`${name} ${nth}`, 1, { standing }))
+      return each.filter(({ start }) => start > 0).length
+    }
+    assert.equal(
+      admitAll('hangs', 'unsure'),
+      300,
+      'nobody knows yet, and the dispatcher claims no more than there are slots',
+    )
+    tick(1001)
+    assert.equal(admitAll('new', 'unsure'), 0)
+    assert.equal(admit('well', 1, { standing: 'good' }).start, 1)
+    for (let nth = 0; nth < 300; nth++) finish(`hangs ${nth}`, 1)
+    tick(10_000)
+    // They have timed out, and come again.
+    assert.equal(admitAll('hangs', 'failing'), SLOTS / 4)
+    assert.equal(lanes.reserve(lane('one', 'failing', 'failing'), 1), 0)
+    assert.equal(admitAll('new', 'unsure'), (SLOTS * 5) / 8)
+    assert.equal(lanes.reserve(lane('one', 'other', 'unsure'), 1), 0)
+    assert.equal(lanes.reserve(lane('one', 'well'), 1), 1)
+    finish('hangs 0', 1)
     tick(1)
-    assert.deepEqual([probe(500), probe(501)], [1, 0])
+    assert.equal(lanes.reserve(lane('one', 'failing', 'failing'), 10), 1)
+    // Half a minute after the last of them it is over.
+    for (let nth = 0; nth < 300; nth++) for (const name of ['hangs', 'new']) finish(`${name} ${nth}`, 1)
+    tick(31_000)
+    assert.equal(admitAll('hangs', 'failing'), 300)
+  })
+
+  test('endpoints that fail at once, or are new, are not held back', () => {
+    const { admit, finish, tick } = setUp()
+    for (let round = 0; round < 20; round++) {
+      for (let nth = 0; nth < 180; nth++) assert.equal(admit(`fails ${nth}`, 1, { standing: 'failing' }).start, 1)
+      tick(900)
+      for (let nth = 0; nth < 180; nth++) finish(`fails ${nth}`, 1)
+    }
+  })
+
+  test('an endpoint that answers quickly gets its slots in a strained worker, whether its last attempt failed or not', () => {
+    const { admit, tick, runFast } = setUp()
+    for (let nth = 0; nth < 300; nth++) admit(`hangs ${nth}`, 1, { standing: 'failing' })
+    tick(1001)
+    runFast()
+    assert.ok(admit('fast', 50, { standing: 'failing' }).start > 45)
   })
 
   test('attempts that a deadline has ended do not make their endpoints quick', () => {
@@ -176,7 +212,7 @@ suite('lanes', () => {
 
   test('a place that is kept counts until it is taken, or half a second long', () => {
     const { lanes, admit, tick } = setUp()
-    assert.equal(lanes.reserve('e', 'e', 40, false), 40)
+    assert.equal(lanes.reserve(lane('e', 'e'), 40), 40)
     assert.equal(lanes.isRoomy('e'), false)
     admit('e', 10)
     assert.equal(lanes.busy('e'), 40)
@@ -194,8 +230,8 @@ suite('lanes', () => {
     finish('slow', 40)
     tick(1)
     assert.deepEqual(admit('slow', 10), { start: 10, wait: 0, full: 0 })
-    assert.equal(lanes.reserve('slow', 'slow', 10, false), 10)
-    assert.equal(lanes.reserve('slow', 'slow', 10, false), 0, 'no more until half is free')
+    assert.equal(lanes.reserve(lane('slow', 'slow'), 10), 10)
+    assert.equal(lanes.reserve(lane('slow', 'slow'), 10), 0, 'no more until half is free')
     assert.deepEqual(admit('slow', 20), { start: 10, wait: 0, full: 10 })
     lanes.noteHeld(new Set(), { all: false })
     assert.deepEqual(admit('slow', 1), { start: 0, wait: 0, full: 1 }, 'it may be among those that were not told')
@@ -206,7 +242,7 @@ suite('lanes', () => {
   test('places are kept for no more than all endpoints together have, and each that is kept is there', () => {
     const { lanes, admit } = setUp()
     const names = Array.from({ length: 12 }, (_, nth) => `held ${nth}`)
-    const kept = names.map((name) => lanes.reserve(name, name, 1000, false))
+    const kept = names.map((name) => lanes.reserve(lane(name, name), 1000))
     assert.ok(kept.reduce((a, b) => a + b) < SLOTS - 4, `${kept}`)
     assert.deepEqual(
       names.map((name, nth) => admit(name, kept[nth] ?? 0).start),
@@ -218,7 +254,7 @@ suite('lanes', () => {
   test('places for a tenant’s endpoints are kept within its half, and given back', () => {
     const { lanes, tick } = setUp()
     const names = Array.from({ length: 12 }, (_, nth) => `held ${nth}`)
-    const keep = () => names.map((name) => lanes.reserve('one', name, 1000, false)).reduce((a, b) => a + b)
+    const keep = () => names.map((name) => lanes.reserve(lane('one', name), 1000)).reduce((a, b) => a + b)
     assert.equal(keep(), SLOTS / 2)
     assert.equal(keep(), 0)
     for (const name of names) lanes.giveBack(name, 1000)
@@ -249,7 +285,7 @@ suite('lanes', () => {
 
   test('places that are kept one after the other are all there', () => {
     const { lanes } = setUp()
-    for (let n = 0; n < 2; n++) assert.equal(lanes.reserve('e', 'e', 10, false), 10)
+    for (let n = 0; n < 2; n++) assert.equal(lanes.reserve(lane('e', 'e'), 10), 10)
     assert.equal(lanes.busy('e'), 20)
   })
 

@@ -1,0 +1,62 @@
+import type { Standing } from './claim.ts'
+
+/** How long a worker counts as strained after half of its slots were hanging. */
+const STRAINED_MS = 30_000
+const STANDINGS: Standing[] = ['failing', 'unsure', 'good']
+const noWorseThan = (standing: Standing) => STANDINGS.slice(STANDINGS.indexOf(standing))
+/** The part of a strained worker's slots for which endpoints of each standing, or of a worse one, contend. */
+const PARTS: Record<Standing, number> = { failing: 1 / 4, unsure: 7 / 8, good: 1 }
+
+/** How many are stuck for endpoints of each standing or of a worse one. */
+type Counts = Record<Standing, number>
+const nothing = (): Counts => ({ failing: 0, unsure: 0, good: 0 })
+
+/**
+ * How many slots of this process are stuck, and for whom. Usually all endpoints contend for all slots. When the worker is strained,
+ * because endpoints of hundreds of tenants hang, an endpoint contends with those that are no better for a part of them, so that
+ * those that are well do not wait for the others.
+ */
+export function createStuckSlots(slots: number) {
+  let counts = nothing()
+  let byTenant = new Map<string, Counts>()
+  let strainedUntil = -Infinity
+
+  /** How many of the slots for which endpoints of a standing contend are not stuck. */
+  const free = (standing: Standing) =>
+    Math.min(...noWorseThan(standing).map((one) => Math.max(1, Math.floor(slots * PARTS[one])) - counts[one]))
+
+  return {
+    /** Starts anew. */
+    clear(): void {
+      counts = nothing()
+      byTenant = new Map()
+    },
+
+    add({ tenantId, standing }: { tenantId: string; standing: Standing }, count: number): void {
+      if (count === 0) return
+      const own = byTenant.get(tenantId) ?? nothing()
+      byTenant.set(tenantId, own)
+      for (const one of noWorseThan(standing)) {
+        counts[one] += count
+        own[one] += count
+      }
+    },
+
+    /** Tells how many attempts are hanging. */
+    noteHanging(count: number, now: number): void {
+      if (count >= slots / 2) strainedUntil = now + STRAINED_MS
+    },
+
+    isStrained: (now: number) => now < strainedUntil,
+
+    free,
+
+    /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */
+    spareOf(tenantId: string, standing: Standing): number {
+      const left = free(standing)
+      const own = byTenant.get(tenantId)?.[standing] ?? 0
+      const spare = Math.max(1, Math.floor((left + own) / 2)) - own
+      return standing === 'good' ? spare : Math.min(spare, left)
+    },
+  }
+}
