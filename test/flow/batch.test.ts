@@ -19,7 +19,8 @@ function squaring({ max = 100, hold = false, patienceMs = 60_000 } = {}) {
   const waiting: (() => void)[] = []
   let running = 0
   let mostRunning = 0
-  const submit = createBatcher<number, number>({
+  let unanswered = 0
+  const batch = createBatcher<number, number>({
     max,
     patienceMs,
     run: async (items) => {
@@ -30,10 +31,14 @@ function squaring({ max = 100, hold = false, patienceMs = 60_000 } = {}) {
       return items.map((item) => item * item)
     },
   })
-  /** Lets the runs that have begun end, and waits until those that follow have begun. */
+  const submit = (item: number) => {
+    unanswered++
+    return batch(item).finally(() => unanswered--)
+  }
+  /** Lets the run that has begun end, and waits until the next has begun, if any follows. */
   const release = async () => {
     for (const go of waiting.splice(0)) go()
-    for (let turn = 0; turn < 5; turn++) await new Promise((resolve) => setImmediate(resolve))
+    await waitFor(() => waiting.length > 0 || unanswered === 0, { intervalMs: 1 })
   }
   return { submit, sizes, release, mostRunning: () => mostRunning }
 }
