@@ -93,7 +93,8 @@ const forgotten: Experiment = {
     await sleep(world.random.integer(2000, 3000))
     const health = watchHealth(world)
     const at = Date.now()
-    world.proxy.forget()
+    world.proxy.freeze()
+    world.proxy.thaw()
     world.fault(at)
     const accepted = () =>
       world.published.find(({ acceptedAt }) => acceptedAt !== null && acceptedAt > at + 100)?.acceptedAt
@@ -141,7 +142,7 @@ const disturbed: Experiment = {
   async run(world) {
     const load = world.load({ rate: 20 })
     await sleep(1000)
-    world.proxy.disturb({ delayMs: 200, resets: 0.05, random: world.random })
+    world.proxy.disturb({ delayMs: 200, resets: 0.05, random: world.random.next })
     const begun = Date.now()
     await sleep(world.quick ? 5000 : 20_000)
     const ended = Date.now()

@@ -80,7 +80,8 @@ const killedUnrecorded: Experiment = {
       await world.publish()
       await arrived.promise
       const orphans = world.ledger.open()
-      world.proxy.forget()
+      world.proxy.freeze()
+      world.proxy.thaw()
       hold.resolve()
       await waitFor(() => world.ledger.open().length === 0, { what: 'all to be answered' })
       // Long enough for the answers to arrive, and far too short for a lost connection to be noticed.

@@ -1,10 +1,10 @@
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
+import { type Proxy as DatabaseProxy, startProxy } from '../../test/support/proxy.ts'
 import { type Call, caller, createTenant } from '../../test/support/service.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import type { Cluster, Database } from './cluster.ts'
 import { createFleet, type Fleet } from './fleet.ts'
 import { type Endpoint, type Ledger, startLedger } from './ledger.ts'
-import { type DatabaseProxy, startProxy } from './proxy.ts'
 import { createPublisher, type Load, newPublish, type Publish, startLoad } from './publisher.ts'
 import { createRandom, type Random } from './random.ts'
 

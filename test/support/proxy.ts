@@ -14,10 +14,14 @@ export type Proxy = {
   freeze: () => void
   /** Lets new connections through again. Those that were frozen stay so, for as long as their client keeps them. */
   thaw: () => void
-  /** How many connections are frozen. */
+  /** How many frozen connections their clients still keep. */
   frozen: () => number
-  /** Breaks what is frozen, and lets everything through again, on the same port. */
-  restore: () => Promise<void>
+  /** A round trip takes `delayMs` more, and each second each connection is reset with the chance `resets`. */
+  disturb: (how: { delayMs: number; resets: number; random: () => number }) => void
+  /** How many connections were reset by that. */
+  resets: () => number
+  /** Breaks all connections, and lets new ones through again: on the same port, and to another server when its port is given. */
+  restore: (serverPort?: number) => Promise<void>
 }
 
 /**
@@ -26,15 +30,18 @@ export type Proxy = {
  */
 export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs = Infinity } = {}): Promise<Proxy> {
   const target = new URL(databaseUrl)
-  const sockets = new Set<Socket>()
-  const clients = new Set<Socket>()
+  /** By what leads to the client, what leads to the server. */
+  const pairs = new Map<Socket, Socket>()
   const holes = new Set<Socket>()
+  let serverPort = Number(target.port)
   let freezing = false
   let fatalText: string | undefined
-  const server = createServer((inside) => {
-    const outside = connect(Number(target.port), target.hostname)
-    clients.add(inside)
-    inside.on('close', () => clients.delete(inside))
+  let delayMs = 0
+  let resets = 0
+  let resetting: NodeJS.Timeout | undefined
+  const server = createServer({ noDelay: true }, (inside) => {
+    const outside = connect({ port: serverPort, host: target.hostname, noDelay: true })
+    pairs.set(inside, outside)
     if (freezing) holes.add(inside)
     inside.on('data', (chunk) => {
       if (fatalText !== undefined && chunk.includes(fatalText)) void cut()
@@ -48,13 +55,16 @@ export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs
       [inside, outside],
       [outside, inside],
     ] as const) {
-      sockets.add(from)
-      from.on('data', (chunk) => void (holes.has(inside) || to.write(chunk)))
-      from.on('error', () => to.destroy())
+      const carry = (chunk: Buffer) => holes.has(inside) || to.write(chunk)
+      // Timers of one length fire in the order in which they were set, so nothing is overtaken.
+      from.on('data', (chunk) => void (delayMs > 0 ? setTimeout(carry, delayMs / 2, chunk) : carry(chunk)))
+      from.on('error', () => {})
       from.on('close', () => {
-        sockets.delete(from)
-        holes.delete(from)
-        to.destroy()
+        // In a hole nobody hears of the end of the other.
+        if (!holes.has(inside)) setTimeout(() => to.destroy(), delayMs / 2)
+        if (!inside.destroyed || !outside.destroyed) return
+        pairs.delete(inside)
+        holes.delete(inside)
       })
     }
   })
@@ -67,7 +77,11 @@ export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs
   const reopen = () =>
     waitFor(async () => await open(port), { timeoutMs: 30_000, what: "the proxy's port to be free again" })
   const breakAll = () => {
-    for (const socket of sockets) socket.destroy()
+    for (const pair of pairs) for (const socket of pair) socket.destroy()
+  }
+  const calm = () => {
+    clearInterval(resetting)
+    delayMs = 0
   }
   const cut = async () => {
     const closed = server.listening ? once(server, 'close') : undefined
@@ -76,7 +90,10 @@ export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs
     await closed
   }
   const port = await open(0)
-  cleanUp(scope, cut)
+  cleanUp(scope, async () => {
+    calm()
+    await cut()
+  })
   const url = new URL(databaseUrl)
   url.port = String(port)
   url.hostname = '127.0.0.1'
@@ -88,13 +105,31 @@ export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs
     },
     freeze() {
       freezing = true
-      for (const socket of clients) holes.add(socket)
+      for (const inside of pairs.keys()) holes.add(inside)
     },
     thaw() {
       freezing = false
     },
-    frozen: () => holes.size,
-    async restore() {
+    frozen: () =>
+      holes
+        .values()
+        .filter((inside) => !inside.destroyed)
+        .toArray().length,
+    disturb(how) {
+      delayMs = how.delayMs
+      resetting = setInterval(() => {
+        for (const [inside, outside] of pairs) {
+          if (how.random() >= how.resets) continue
+          resets++
+          inside.resetAndDestroy()
+          outside.destroy()
+        }
+      }, 1000)
+    },
+    resets: () => resets,
+    async restore(other = serverPort) {
+      serverPort = other
+      calm()
       // What was swallowed is lost to these connections for ever: they cannot go on.
       breakAll()
       freezing = false
