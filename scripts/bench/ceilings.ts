@@ -59,12 +59,7 @@ export async function measureOneCommit(database: BenchDatabase, count: number, p
     if (nth >= 50) times.push(nowMicros() - begun)
   }
   await sql.end()
-  return (
-    percentile(
-      times.sort((a, b) => a - b),
-      0.5,
-    ) / 1000
-  )
+  return percentile(times, 0.5) / 1000
 }
 
 const insert = (sql: Pool, payloadBytes: number) =>

@@ -79,6 +79,8 @@ export function serve(tasks: Record<string, (argument: never) => unknown>): void
 /** Microseconds of the system's monotonic clock, which all processes share. */
 export const nowMicros = (): number => Number(process.hrtime.bigint() / 1000n)
 
-/** The value below which `share` of the sorted `values` lie. */
-export const percentile = (sorted: ArrayLike<number>, share: number): number =>
-  sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? 0
+/** The value below which `share` of `values` lie; with 1, the highest. */
+export function percentile(values: ArrayLike<number>, share: number): number {
+  const sorted = Float64Array.from(values).sort()
+  return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? 0
+}

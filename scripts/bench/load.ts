@@ -126,7 +126,7 @@ async function generate(load: Load): Promise<LoadResult> {
   await done.promise
   result.seconds = (nowMicros() - begun) / 1e6
   for (const { socket } of all) socket.removeAllListeners('close').destroy()
-  result.latencies = Float64Array.from(latencies).sort()
+  result.latencies = Float64Array.from(latencies)
   return result
 }
 

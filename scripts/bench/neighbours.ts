@@ -4,8 +4,8 @@ import { connect } from '../../test/support/database.ts'
 import { createClient } from '../demo/client.ts'
 import type { Behaviour } from './crowd.ts'
 import { holdMany } from './held.ts'
-import { type Helper, percentile } from './helper.ts'
-import type { Bench } from './parts.ts'
+import type { Helper } from './helper.ts'
+import { type Bench, type Times, times } from './parts.ts'
 
 // Whether anybody waits for someone else's broken endpoint: tenant B and tenant A's own healthy endpoint, each with 20
 // events a second, while something is wrong with another endpoint of A.
@@ -16,8 +16,7 @@ const MANY = 500
 const SLOW: Behaviour = { kind: 'answer', status: 200, delayMs: 2000 }
 const OK: Behaviour = { kind: 'answer', status: 200, delayMs: 0 }
 
-type Latency = { p50: number; p99: number; max: number }
-type Scenario = { name: string; b: Latency; own: Latency }
+type Scenario = { name: string; b: Times; own: Times }
 type Outage = { waiting: number; mostInFlight: number; worstSecondOverMean: number; seconds: number }
 type Share = { tenant: string; queued: number; share: number }
 export type Neighbours = { baseline: Scenario; scenarios: Scenario[]; outage: Outage; shares: Share[] }
@@ -74,7 +73,7 @@ export async function measureNeighbours(
       helpers.loadOfA.ask('run', load(a.key, 'a.own', { rate: RATE, stop: { count } }) as never),
     ])
     const [ofB, ofA] = await Promise.all(receipts)
-    return { name, b: latency(ofB?.latencies ?? []), own: latency(ofA?.latencies ?? []) }
+    return { name, b: times(ofB?.latencies ?? []), own: times(ofA?.latencies ?? []) }
   }
   const floodOf = (type: string, count: number) =>
     helpers.flood.ask('run', load(a.key, type, { connections: 32, stop: { count } }) as never)
@@ -175,15 +174,6 @@ export async function measureNeighbours(
       }
       await sleep(20)
     }
-  }
-}
-
-function latency(micros: number[]): Latency {
-  const sorted = Float64Array.from(micros).sort()
-  return {
-    p50: percentile(sorted, 0.5) / 1000,
-    p99: percentile(sorted, 0.99) / 1000,
-    max: (sorted.at(-1) ?? 0) / 1000,
   }
 }
 

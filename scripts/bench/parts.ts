@@ -22,13 +22,7 @@ export type Bench = Measured & {
   apiKey: string
 }
 /** `mostMiB`: of each tenth of the time. */
-export type SteadyRun = {
-  rate: number
-  seconds: number
-  p50: number
-  p99: number
-  mostMiB: Record<'api' | 'worker', number[]>
-}
+export type SteadyRun = Times & { rate: number; seconds: number; mostMiB: Record<'api' | 'worker', number[]> }
 
 /**
  * What the cores can do without the service: commits a second, the median of one in ms, signed POSTs a second, and those made the
@@ -38,14 +32,7 @@ export type Ceiling = 'commits' | 'oneCommit' | 'posts' | 'usualPosts'
 export type Ceilings = Record<Ceiling, number[]> & { commitsBy: string; generator: number }
 /** A run with the mean of what its ceilings were just before and after it; none where none are measured. */
 export type Beside<Run> = Run & { ceilings: Partial<Record<Ceiling, number>> }
-export type PublishRun = {
-  connections: number
-  events: number
-  perSecond: number
-  p50: number
-  p99: number
-  cost: Cost
-}
+export type PublishRun = Times & { connections: number; events: number; perSecond: number; cost: Cost }
 /** `again`: requests for a delivery that had come before. */
 export type DrainRun = { deliveries: number; perSecond: number; again: number; cost: Cost }
 export type BothRun = {
@@ -55,17 +42,9 @@ export type BothRun = {
   publishP99: number
   backlogSeconds: number
 }
-export type TenantsRun = { tenants: number; published: number; p50: number; p99: number; drained: DrainRun }
+export type TenantsRun = Times & { tenants: number; published: number; drained: DrainRun }
 export type FanoutRun = { fanout: number; published: number; deliveriesQueued: number; drained: DrainRun }
-export type LatencyRun = {
-  rate: number | null
-  events: number
-  p50: number
-  p99: number
-  max: number
-  publishP50: number
-  publishP99: number
-}
+export type LatencyRun = Times & { rate: number | null; events: number; publishP50: number; publishP99: number }
 
 /**
  * Measures the ceilings again and again, because the machine's speed drifts within minutes: `beside` runs a part between two
@@ -292,9 +271,8 @@ export async function measureLatency(bench: Bench, rate: number | null): Promise
   const { latencies: arrived } = await receiving
   await untilRecorded(bench)
   await services.stop('worker')
-  const sorted = Float64Array.from(arrived).sort()
   const { p50: publishP50, p99: publishP99 } = times(answered)
-  return { rate, events: arrived.length, ...times(sorted), max: (sorted.at(-1) ?? 0) / 1000, publishP50, publishP99 }
+  return { rate, events: arrived.length, ...times(arrived), publishP50, publishP99 }
 }
 
 /** Whether anything grows while nothing changes. */
@@ -317,12 +295,16 @@ export async function measureSteady(bench: Bench): Promise<SteadyRun> {
   clearInterval(watching)
   await untilRecorded(bench)
   await services.stop('worker')
-  return { rate: STEADY_RATE, seconds, ...times(Float64Array.from(latencies).sort()), mostMiB }
+  return { rate: STEADY_RATE, seconds, ...times(latencies), mostMiB }
 }
 
-const times = (sortedMicros: Float64Array) => ({
-  p50: percentile(sortedMicros, 0.5) / 1000,
-  p99: percentile(sortedMicros, 0.99) / 1000,
+export type Times = ReturnType<typeof times>
+
+/** In milliseconds. */
+export const times = (micros: ArrayLike<number>) => ({
+  p50: percentile(micros, 0.5) / 1000,
+  p99: percentile(micros, 0.99) / 1000,
+  max: percentile(micros, 1) / 1000,
 })
 
 type Wanted = { connections: number; stop: { count: number } | { seconds: number } } & Partial<Load>

@@ -1,3 +1,4 @@
+import { percentile } from '../bench/helper.ts'
 import type { Endpoint, Receipt } from './ledger.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
@@ -22,7 +23,7 @@ export function resentAfter(world: World, orphans: Receipt[], since: number): nu
   })
 }
 
-/** Milliseconds from the requests to publish of a while to each of their receipts (at some endpoints), in order of length. */
+/** Milliseconds from the requests to publish of a while to each of their receipts (at some endpoints). */
 export function latencies(world: World, from: number, to: number, at: Endpoint[] = world.endpoints): number[] {
   const asked = new Map(world.published.map(({ eventId, tries }) => [eventId, tries[0]?.at ?? 0]))
   return world.ledger.receipts
@@ -30,7 +31,6 @@ export function latencies(world: World, from: number, to: number, at: Endpoint[]
     .map((receipt) => ({ since: asked.get(receipt.eventId) ?? 0, at: receipt.at }))
     .filter(({ since }) => since >= from && since < to)
     .map((one) => one.at - one.since)
-    .sort((a, b) => a - b)
 }
 
 /** How many requests an endpoint had at once, at most, when it keeps each for so long. */
@@ -45,6 +45,13 @@ export function mostAtOnce(receipts: Receipt[], keptMs: number): number {
 /** The requests to publish that were under way between two moments. */
 export const triesIn = (world: World, from: number, to: number) =>
   world.published.flatMap(({ tries }) => tries).filter(({ at, ms }) => at + ms >= from && at <= to)
+
+/** In milliseconds, how long all but the slowest hundredth of these took at most. */
+export const triesP99 = (world: World, from: number, to: number) =>
+  percentile(
+    triesIn(world, from, to).map(({ ms }) => ms),
+    0.99,
+  )
 
 type Answer = { status: number | null; shaped: boolean }
 

@@ -1,10 +1,9 @@
 import { cleanUp } from '../../test/support/cleanup.ts'
 import { ADMIN_KEY } from '../../test/support/service.ts'
-import { percentile } from '../bench/helper.ts'
 import { residentMemory } from '../bench/usage.ts'
 import type { Experiment } from './experiment.ts'
 import type { Endpoint } from './ledger.ts'
-import { round, triesIn } from './measure.ts'
+import { round, triesP99 } from './measure.ts'
 import { type Publish, sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -47,7 +46,7 @@ const outage: Experiment = {
     await load.stop()
     const left = await waiting(world)
     await world.quiesce(150_000)
-    const [before, during] = [publishP99(world, calm, begun), publishP99(world, begun, ended)]
+    const [before, during] = [triesP99(world, calm, begun), triesP99(world, begun, ended)]
     return {
       figures: {
         outage_s: lasts / 1000,
@@ -152,14 +151,6 @@ function ageOfOldest(world: World, published: Publish[], endpoint: Endpoint): nu
   )
   return missing.length === 0 ? 0 : (Date.now() - Math.min(...missing)) / 1000
 }
-
-const publishP99 = (world: World, from: number, to: number) =>
-  percentile(
-    triesIn(world, from, to)
-      .map(({ ms }) => ms)
-      .sort((a, b) => a - b),
-    0.99,
-  )
 
 async function waiting({ database: { sql } }: World): Promise<number> {
   const [row] = await sql<{ n: number }[]>`select sum(pending + retrying)::int as n from waybill.endpoint_stats`

@@ -1,9 +1,8 @@
 import { Fragment } from '../../src/db/statement.ts'
 import { ADMIN_KEY, caller } from '../../test/support/service.ts'
-import { percentile } from '../bench/helper.ts'
 import { watch } from './drift.ts'
 import type { Experiment } from './experiment.ts'
-import { failed, round, triesIn } from './measure.ts'
+import { failed, round, triesIn, triesP99 } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -47,14 +46,7 @@ const swept: Experiment = {
     const kept = () => world.ledger.receipts.filter(({ endpoint }) => endpoint === inactive).length
     await world.call('PATCH', `/v1/endpoints/${inactive.endpointId}`, { body: { is_active: true } })
     await world.quiesce()
-    const p99 = (from: number, to: number) =>
-      percentile(
-        triesIn(world, from, to)
-          .map(({ ms }) => ms)
-          .sort((a, b) => a - b),
-        0.99,
-      )
-    const [before, during] = [p99(calm, begun), p99(begun, ended)]
+    const [before, during] = [triesP99(world, calm, begun), triesP99(world, begun, ended)]
     return {
       figures: {
         rows: KINDS.map((kind) => counted[kind]).join(' + '),
