@@ -3,7 +3,7 @@ import { connect } from '../../test/support/database.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
-import { failed, isAnswered, round, triesIn, watchHealth } from './measure.ts'
+import { failed, isAnswered, round, terminate, triesIn, watchHealth } from './measure.ts'
 import { sleep } from './publisher.ts'
 
 const stopped: Experiment = {
@@ -48,7 +48,6 @@ const terminated: Experiment = {
   id: 'F8',
   title: 'every backend terminated, five times',
   async run(world) {
-    const { sql } = world.database
     const times = world.quick ? 3 : 5
     const load = world.load({ rate: 50 })
     let terminated = 0
@@ -57,11 +56,10 @@ const terminated: Experiment = {
       await sleep(world.random.integer(500, 2000))
       await waitFor(async () => {
         const at = Date.now()
-        const gone = await sql`
-          select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
-        if (gone.length > 0) world.fault(at)
-        terminated += gone.length
-        return gone.length > 0
+        const gone = await terminate(world)
+        if (gone > 0) world.fault(at)
+        terminated += gone
+        return gone > 0
       })
     }
     await sleep(1000)
@@ -198,7 +196,7 @@ const exhausted: Experiment = {
     // 2. Postgres has no connection left.
     const hoard = connect(world.database.url, 200)
     cleanUp(world.scope, () => hoard.end({ timeout: 1 }))
-    await sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
+    await terminate(world)
     const hoarding = Array.from({ length: 200 }, () => hoard`select pg_sleep(6)`.catch(() => {}))
     await sleep(500)
     const askedAgain = Date.now()

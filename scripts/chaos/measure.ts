@@ -5,6 +5,16 @@ import type { World } from './world.ts'
 
 // What several experiments do and look at.
 
+/** Headers of a request on a connection for itself, which is not kept: the oracle counts those that are left. */
+export const ALONE = { connection: 'close' }
+
+/** Ends all connections of services to the database; answers with how many there were. */
+export const terminate = async ({ database: { sql } }: World) =>
+  (
+    await sql`
+      select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
+  ).length
+
 /** Lets every receiver take its time over a delivery that it sees for the first time, and none afterwards. */
 export function slowAtFirst(world: World, ms: number): void {
   for (const endpoint of world.active) {

@@ -1,14 +1,13 @@
 import { sliceMember } from '../../src/json.ts'
 import { ODD_PAYLOADS, POISON, REFUSED_BODIES } from '../../test/support/poison.ts'
 import type { Experiment } from './experiment.ts'
+import { ALONE } from './measure.ts'
 import { newPublish } from './publisher.ts'
 import type { World } from './world.ts'
 
 type Body = { body: string | Uint8Array; headers?: Record<string, string> | undefined }
 
 const AT_ONCE = 20
-/** A connection for itself, which is not kept: the oracle counts those that are left. */
-const ALONE = { connection: 'close' }
 /** Longer ones are the same again and again. */
 const SHORT = 1000
 

@@ -1,12 +1,11 @@
 import { caller } from '../../test/support/service.ts'
 import type { Experiment } from './experiment.ts'
+import { ALONE } from './measure.ts'
 import { newPublish } from './publisher.ts'
 import type { World } from './world.ts'
 
 const ROUNDS = 50
 const AT_ONCE = 50
-/** A connection for itself, which is not kept: the oracle counts those that are left. */
-const ALONE = { connection: 'close' }
 
 /** Publishes with one key, all at once, by each API in turn; the payloads take turns as well. */
 async function race(world: World, key: string, payloads: string[]) {

@@ -2,12 +2,11 @@ import { caller } from '../../test/support/service.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import type { Experiment } from './experiment.ts'
 import type { Receipt } from './ledger.ts'
+import { ALONE } from './measure.ts'
 import type { World } from './world.ts'
 
 const AT_ONCE = 100
 const STRANGERS = 10
-/** A connection for itself, which is not kept: the oracle counts those that are left. */
-const ALONE = { connection: 'close' }
 
 const replayed: Experiment = {
   id: 'F41',

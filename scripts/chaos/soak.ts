@@ -10,7 +10,7 @@ import {
 } from './drift.ts'
 import type { Experiment } from './experiment.ts'
 import type { Running } from './fleet.ts'
-import { failed } from './measure.ts'
+import { failed, terminate } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -110,10 +110,7 @@ const FAULTS = {
     await sleep(OUTAGE_MS)
     await cluster.start()
   },
-  async F8({ database: { sql } }: World) {
-    await sql`
-      select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
-  },
+  F8: terminate,
 }
 
 export const soakExperiments = [soaked]

@@ -1,7 +1,7 @@
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
+import { settled } from '../../test/support/lanes.ts'
 import { type Proxy as DatabaseProxy, startProxy } from '../../test/support/proxy.ts'
 import { type Call, caller, createTenant } from '../../test/support/service.ts'
-import { waitFor } from '../../test/support/wait.ts'
 import type { Cluster, Database } from './cluster.ts'
 import { createFleet, type Fleet } from './fleet.ts'
 import { type Endpoint, type Ledger, startLedger } from './ledger.ts'
@@ -38,7 +38,6 @@ const ENV = {
  * everything and publishes nothing, so nothing may arrive there.
  */
 export type World = {
-  seed: number
   /** Whether a short run was asked for. */
   quick: boolean
   random: Random
@@ -153,7 +152,6 @@ export async function createWorld(
   const faults: World['faults'] = []
   let allowed = 0
   return {
-    seed,
     quick,
     random: createRandom(seed),
     scope,
@@ -210,8 +208,7 @@ export async function createWorld(
     },
     async quiesce(timeoutMs = 120_000) {
       await Promise.all(loads.map((load) => load.stop()))
-      const left = () => database.sql`select from waybill.deliveries where status in ('pending', 'retrying') limit 1`
-      await waitFor(async () => (await left()).length === 0, { timeoutMs, what: 'all deliveries to be finished' })
+      await settled(database.sql, timeoutMs)
     },
   }
 }
