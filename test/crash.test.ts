@@ -1,9 +1,8 @@
 import assert from 'node:assert/strict'
 import { connect, type Socket } from 'node:net'
 import { suite, type TestContext, test } from 'node:test'
-import type { Pool } from '../src/db/open.ts'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, lock, waitingFor } from './support/database.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
@@ -35,26 +34,6 @@ async function start(t: TestContext, env: Record<string, string> = {}) {
     )
   return { env, database, receiver, api, startWorker, tenant, deliveryOf, attemptsOf, becomes }
 }
-
-/** Holds a table against all who write to it. Returns what lets go of it. */
-async function lock(sql: Pool, table: string): Promise<() => Promise<void>> {
-  const held = Promise.withResolvers<void>()
-  const released = Promise.withResolvers<void>()
-  const locking = sql.begin(async (sql) => {
-    await sql.text(`lock table ${table} in share mode`)
-    held.resolve()
-    await released.promise
-  })
-  await Promise.race([held.promise, locking])
-  return async () => {
-    released.resolve()
-    await locking
-  }
-}
-
-/** How many wait for a table that is locked. */
-const waitingFor = async (sql: Pool, table: string) =>
-  (await sql`select from pg_locks where relation = ${table}::regclass and not granted`).length
 
 /**
  * Handing back has a second. On a machine that is too slow for that the claims lapse instead, which is as well, but not what is
@@ -308,7 +287,7 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
 
   test('SIGTERM lets requests finish and turns new ones away', async (t) => {
     const { database, api, tenant } = await start(t, { SHUTDOWN_GRACE_SECONDS: '120' })
-    const unlock = await lock(database.sql, 'waybill.idempotency_keys')
+    const unlock = await lock(database.sql, 'waybill.idempotency_keys in share mode')
     // They have no deadline, however slow the machine is.
     const run = () => api.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
     const answers = Promise.all([run(), run()])
@@ -332,7 +311,7 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     }
     await Promise.all(keys.slice(0, 50).map(publish))
     // The rest is cut off: some in the database, which stores it although nobody hears of it, and some before.
-    const unlock = await lock(database.sql, 'waybill.events')
+    const unlock = await lock(database.sql, 'waybill.events in share mode')
     const cutOff = Promise.allSettled(keys.slice(50).map(publish))
     await waitFor(async () => (await waitingFor(database.sql, 'waybill.events')) > 0, {
       what: 'some to be in the database',

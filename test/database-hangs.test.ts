@@ -5,7 +5,7 @@ import { readFile } from 'node:fs/promises'
 import { suite, type TestContext, test } from 'node:test'
 import { promisify } from 'node:util'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, lock } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
 import { startProxy } from './support/proxy.ts'
 import { gate, startReceiver } from './support/receiver.ts'
@@ -104,14 +104,7 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
   test('a lock that is held fails what needs it, by its deadline, and nothing else', async (t) => {
     const database = await createDatabase(t)
     const { receiver, service, tenant, own } = await start(t, database.url)
-    const { promise: released, resolve: release } = Promise.withResolvers<void>()
-    const { promise: locked, resolve: lock } = Promise.withResolvers<void>()
-    const holding = database.sql.begin(async (sql) => {
-      await sql`lock table waybill.events in access exclusive mode`
-      lock()
-      await released
-    })
-    await locked
+    const unlock = await lock(database.sql, 'waybill.events in access exclusive mode')
     // The database does answer.
     const health = watchHealth(service.call)
     const publish = (key: string) =>
@@ -132,8 +125,7 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
     const { 200: well = 0, 503: unwell = 0 } = await health()
     assert.ok(well > unwell, `health was 200 ${well} times and 503 ${unwell} times`)
     assertAnsweredInTime(service)
-    release()
-    await holding
+    await unlock()
     assert.equal((await publish('key-0')).status, 202, 'what was answered with 500 was not stored, or it would be 200')
     await receiver.until(2)
   })

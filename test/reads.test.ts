@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createDatabase, type TestDatabase } from './support/database.ts'
+import { createDatabase, lock, type TestDatabase } from './support/database.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -12,23 +12,12 @@ const RARE = '/v1/deliveries?event_type=rare'
  * that day.
  */
 async function holdEarliestDay({ sql }: TestDatabase) {
-  const { promise: locked, resolve: lock } = Promise.withResolvers<void>()
-  const { promise: released, resolve: letGo } = Promise.withResolvers<void>()
   const days = await sql<{ name: string; id: string }[]>`
     select distinct on (inhparent) oid::regclass::text as name, substring(pg_get_expr(relpartbound, oid) from $$'([0-9a-f-]{36})'$$) as id
     from pg_inherits join pg_class on oid = inhrelid
     where inhparent in ('waybill.events'::regclass, 'waybill.deliveries'::regclass) and relname not like '%default'
     order by inhparent, 1`
-  const holding = sql.begin(async (tx) => {
-    for (const { name } of days) await tx.text(`lock table ${name} in access exclusive mode`)
-    lock()
-    await released
-  })
-  await locked
-  const release = async () => {
-    letGo()
-    await holding
-  }
+  const release = await lock(sql, `${days.map(({ name }) => name).join()} in access exclusive mode`)
   return { id: days[0]!.id, release }
 }
 

@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import { connect } from 'node:net'
 import { suite, type TestContext, test } from 'node:test'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, lock, waitingFor } from './support/database.ts'
 import { settled } from './support/lanes.ts'
 import { startProxy } from './support/proxy.ts'
 import { gate, startReceiver } from './support/receiver.ts'
@@ -52,23 +52,13 @@ suite('SIGTERM', { concurrency: 2 }, () => {
   test('ends with 0 after the grace, although an answer takes longer', async (t) => {
     const { url: databaseUrl, sql } = await createDatabase(t)
     const service = await startService(t, { databaseUrl, mode: 'api', env: { SHUTDOWN_GRACE_SECONDS: '1' } })
-    const { promise: held, resolve: hold } = Promise.withResolvers<void>()
-    const { promise: locked, resolve: unlock } = Promise.withResolvers<void>()
-    const locking = sql.begin(async (locker) => {
-      await locker`lock table waybill.idempotency_keys in access exclusive mode`
-      hold()
-      await locked
-    })
-    // Else the run could be over before.
-    await held
+    const unlock = await lock(sql, 'waybill.idempotency_keys in share mode')
     const run = service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })
     const isCut = assert.rejects(run)
-    const waiting = () =>
-      sql`select from pg_locks where relation = 'waybill.idempotency_keys'::regclass and not granted`
-    await waitFor(async () => (await waiting()).length > 0, { what: 'the run to wait for the lock' })
+    const isWaiting = async () => (await waitingFor(sql, 'waybill.idempotency_keys')) > 0
+    await waitFor(isWaiting, { what: 'the run to wait for the lock' })
     const exit = await service.stop()
-    unlock()
-    await locking
+    await unlock()
     await isCut
     assert.deepEqual(exit, { code: 0, signal: null })
   })

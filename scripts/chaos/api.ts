@@ -1,3 +1,4 @@
+import { lock, waitingFor } from '../../test/support/database.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
@@ -76,21 +77,13 @@ async function killWhileRunning(world: World): Promise<number[]> {
 async function killWhileStored(world: World): Promise<number[]> {
   const { sql } = world.database
   const [api] = world.fleet.running('api')
-  const [locked, killed] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
-  const locking = sql.begin(async (transaction) => {
-    await transaction`lock table waybill.events in share row exclusive mode`
-    locked.resolve()
-    await killed.promise
-  })
-  await locked.promise
+  const unlock = await lock(sql, 'waybill.events in share row exclusive mode')
   const publishes = burst(world)
-  const stuck = () => sql`select from pg_locks where relation = 'waybill.events'::regclass and not granted`
-  await waitFor(async () => (await stuck()).length > 0, { what: 'a publish to wait for the lock' })
+  await waitFor(async () => (await waitingFor(sql, 'waybill.events')) > 0, { what: 'a publish to wait for the lock' })
   await world.fleet.start('api')
   const seconds = killAndWait(world, api!, publishes)
   await sleep(world.random.integer(0, 2000))
-  killed.resolve()
-  await locking
+  await unlock()
   return await seconds
 }
 

@@ -1,5 +1,5 @@
 import { cleanUp } from '../../test/support/cleanup.ts'
-import { connect } from '../../test/support/database.ts'
+import { connect, lock } from '../../test/support/database.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
@@ -171,23 +171,15 @@ const exhausted: Experiment = {
   id: 'F11',
   title: '200 publishes at once, all connections taken',
   async run(world) {
-    const { sql } = world.database
     await world.publish()
     // 1. Every connection of the service waits for a lock that somebody holds.
-    const [locked, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
-    const locking = sql.begin(async (transaction) => {
-      await transaction`lock table waybill.events in access exclusive mode`
-      locked.resolve()
-      await over.promise
-    })
-    await locked.promise
+    const unlock = await lock(world.database.sql, 'waybill.events in access exclusive mode')
     const asked = Date.now()
     const first = Array.from({ length: 200 }, () => world.publish())
     await sleep(8000)
     const during = triesIn(world, asked, Date.now())
     const open = world.published.filter(({ tries }) => tries.length === 0).length
-    over.resolve()
-    await locking
+    await unlock()
     const released = Date.now()
     await Promise.race(first)
     const recoveredMs = Date.now() - released

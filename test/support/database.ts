@@ -21,6 +21,26 @@ const log = createLog('silent')
 /** Connections that wait for whatever a test makes them wait for. */
 export const connect = (url: string, max = 1) => openDb(url, { log, name: 'test', max, patienceMs: 0 })
 
+/** Holds tables, as in `waybill.events in share mode`, until the returned function is called. */
+export async function lock(sql: Pool, what: string): Promise<() => Promise<void>> {
+  const held = Promise.withResolvers<void>()
+  const released = Promise.withResolvers<void>()
+  const locking = sql.begin(async (sql) => {
+    await sql.text(`lock table ${what}`)
+    held.resolve()
+    await released.promise
+  })
+  await Promise.race([held.promise, locking])
+  return async () => {
+    released.resolve()
+    await locking
+  }
+}
+
+/** How many wait for a table that is locked. */
+export const waitingFor = async (sql: Pool, table: string) =>
+  (await sql`select from pg_locks where relation = ${table}::regclass and not granted`).length
+
 /**
  * A database of the test's own, cloned from the migrated template (`template: null`: an empty one), and dropped
  * afterwards, whoever is still connected.
