@@ -77,18 +77,6 @@ suite(`changes while ${WAITING} deliveries wait`, { concurrency: 2 }, () => {
     assert.equal(counted?.n, WAITING)
   })
 
-  test('an inactive endpoint gets nothing, and once it is active again all that waited', async (t) => {
-    const { sql, receiver, patch, assertFewAfter, assertAllSentOnce } = await start(t)
-    const changed = await patch({ is_active: false })
-    const moving = () => sql`select from waybill.deliveries where status <> 'delivered' and not held limit 1`
-    await waitFor(async () => (await moving()).length === 0, { what: 'all that is not delivered to be held' })
-    const [held] = await sql`select count(*)::int as n from waybill.deliveries where held`
-    assert.equal(held?.n, WAITING - receiver.receipts.length)
-    assertFewAfter(changed, receiver.receipts)
-    await patch({ is_active: true })
-    await assertAllSentOnce()
-  })
-
   test('through a rotation every request verifies with the old secret, and all that come later with the new one', async (t) => {
     const { receiver, endpoint, change, assertFewAfter, assertAllSentOnce } = await start(t)
     const rotated = await change('POST', '/rotate-secret')

@@ -261,7 +261,7 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     })
   })
 
-  test('an attempt that outlasts the grace is handed back and costs nothing', async (t) => {
+  test('an attempt that outlasts the grace is handed back, told of in the log, and costs nothing', async (t) => {
     const { id, database, startWorker, deliveryOf, attemptsOf, becomes } = await handedBack(async () => {
       const world = await start(t, {
         SHUTDOWN_GRACE_SECONDS: '1',
@@ -273,6 +273,11 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
       const { delivery_ids } = await world.tenant.publish()
       await world.receiver.until(1)
       assert.deepEqual(await worker.stop('SIGTERM'), { code: 0, signal: null })
+      const told = worker.logs.filter(({ msg }) => msg === 'delivery.interrupted')
+      assert.deepEqual(
+        told.map((line) => [line.tenant_id, line.delivery_id]),
+        [[world.tenant.tenantId, delivery_ids[0]]],
+      )
       return { ...world, id: delivery_ids[0]! }
     })
     const waiting = await deliveryOf(id)

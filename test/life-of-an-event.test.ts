@@ -250,23 +250,6 @@ suite('the life of an event', { concurrency: true }, () => {
     assert.equal(receiver.at(path).length, 2)
   })
 
-  test('replays that cross the recording of an attempt all succeed, and every request has its record', async () => {
-    const { tenant, path } = await start()
-    const { delivery_ids } = await tenant.publish()
-    const id = delivery_ids[0]!
-    await becomes(tenant, id, 'delivered')
-    for (let round = 0; round < 3; round++) {
-      const replays = await Promise.all(
-        Array.from({ length: 8 }, () => tenant.call('POST', `/v1/deliveries/${id}/replay`)),
-      )
-      assert.deepEqual([...new Set(replays.map(({ status }) => status))], [202])
-    }
-    const { attempt_count } = await becomes(tenant, id, 'delivered')
-    assert.ok(attempt_count > 1)
-    assert.equal(receiver.at(path).length, attempt_count)
-    assert.equal((await attemptsOf(tenant, id)).length, attempt_count)
-  })
-
   test('410 gives the delivery up at once and makes the endpoint inactive', async () => {
     const { tenant, path, endpoint } = await start()
     receiver.script(path, 410)
@@ -317,22 +300,6 @@ suite('the life of an event', { concurrency: true }, () => {
     const delivered = await becomes(tenant, id, 'delivered')
     assert.equal(delivered.attempt_count, 2)
     assert.equal(receiver.at(path).length, 2)
-  })
-
-  test('a changed URL takes what is still waiting', async () => {
-    const { tenant, path, endpoint } = await start()
-    receiver.script(path, { status: 503, headers: { 'retry-after': '3600' } })
-    const { delivery_ids } = await tenant.publish()
-    await becomes(tenant, delivery_ids[0]!, 'retrying')
-    const url = receiver.url(`${path}/moved`)
-    await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body: { url } })
-    await tenant.call('POST', `/v1/deliveries/${delivery_ids[0]}/replay`)
-    await becomes(tenant, delivery_ids[0]!, 'delivered')
-    const attempts = await attemptsOf(tenant, delivery_ids[0]!)
-    assert.deepEqual(
-      attempts.map((attempt: { url: string }) => attempt.url),
-      [receiver.url(path), url],
-    )
   })
 
   test('while a rotation overlaps, the old and the new secret verify; afterwards only the new one', async () => {

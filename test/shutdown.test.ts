@@ -5,7 +5,6 @@ import { connect } from 'node:net'
 import { suite, type TestContext, test } from 'node:test'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, lock, waitingFor } from './support/database.ts'
-import { settled } from './support/lanes.ts'
 import { startProxy } from './support/proxy.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService, testEnvironment } from './support/service.ts'
@@ -114,29 +113,6 @@ suite('SIGTERM', { concurrency: 2 }, () => {
     assert.deepEqual(await service.stop(), { code: 1, signal: null })
     const tookMs = Date.now() - began
     assert.ok(tookMs < 10_000, `it took ${tookMs} ms`)
-  })
-
-  test('tells in the log which requests the end of the grace cut off, and these are sent again', async (t) => {
-    const { url: databaseUrl, sql } = await createDatabase(t)
-    const receiver = await startReceiver(t)
-    const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
-    await tenant.createEndpoint(receiver.url('/hook'))
-    const start = () => startService(t, { databaseUrl, mode: 'worker', env: { SHUTDOWN_GRACE_SECONDS: '1' } })
-    const worker = await start()
-    receiver.script('/hook', gate(200).reply, 200)
-    const [delivery_id] = (await tenant.publish()).delivery_ids
-    await receiver.until(1)
-    assert.deepEqual(await worker.stop(), { code: 0, signal: null })
-    const told = worker.logs.filter(({ msg }) => msg === 'delivery.interrupted')
-    assert.deepEqual(
-      told.map((line) => [line.tenant_id, line.delivery_id]),
-      [[tenant.tenantId, delivery_id]],
-    )
-    await start()
-    await receiver.until(2)
-    await settled(sql)
-    const { data } = (await tenant.call('GET', `/v1/deliveries/${delivery_id}/attempts`)).body
-    assert.equal(data.length, 1)
   })
 
   test('reaches the program through npm start', async (t) => {
