@@ -101,8 +101,8 @@ test('dead letters are taken although a replay of one of them and their taking w
   cleanUp(t, () => boss.stop({ graceful: false }))
   const { send: lost } = await createClaim(pool, 1000)({ kind: 'first', thorough: true, max: 10 })
   await sql`update pgboss.job set retry_limit = 0 where name = 'deliveries'`
-  const jobs = lost.map(({ job }) => job)
-  await boss.fail('deliveries', jobs as unknown as string[])
+  const ids = lost.map(({ deliveryId }) => deliveryId)
+  await boss.fail('deliveries', ids)
 
   let taking: Promise<number> | undefined
   const waits = () => sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
@@ -209,7 +209,7 @@ test('what is replayed before its dead letter is taken stays in the queue', asyn
 test('what is replayed before it is dead-lettered for its lost worker is sent again', async (t) => {
   const { sql, boss, claim, replay, take, standing } = await startTaking(t)
   await sql`update pgboss.job set retry_limit = 0 where name = 'deliveries'`
-  await boss.fail('deliveries', [claim.job] as unknown as string[])
+  await boss.fail('deliveries', claim.deliveryId)
   await replay()
   assert.equal(await take(), 1)
   assert.deepEqual(await standing(), [{ status: 'pending', held: true, state: null }])

@@ -286,7 +286,7 @@ test('who records late that the month allowed no attempt leaves alone the replay
   assert.equal((await attempt(await claimOne(), 200)).settled, true)
   assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202)
   const replayed = await claimOne()
-  assert.deepEqual([replayed.job, replayed.attemptNumber], [late.job, 3])
+  assert.deepEqual([replayed.retryCount, replayed.attemptNumber], [late.retryCount, 3])
 
   assert.equal((await attempt(late, null)).settled, false)
   assert.equal((await attempt(replayed, 200)).settled, true)

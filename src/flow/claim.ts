@@ -10,10 +10,10 @@ export type Standing = 'failing' | 'unsure' | 'good'
 export type Claim = {
   tenantId: string
   deliveryId: string
-  /** The delivery's own job and its retry count: pg-boss's fence, which names this claim and no later one of the same job. */
-  job: { id: string; retryCount: number }
-  /** The job that it shares with others and was claimed with (sql/functions/bundles.sql); null if it has its own. */
+  /** The job that it shares with others and was claimed with (sql/functions/bundles.sql); null if it has its own, with its own id. */
   bundle: string | null
+  /** Of that job: with its id, pg-boss's fence, which names this claim and no later one of the same job. */
+  retryCount: number
   /** The number of this attempt, from 1, counted over all replays. */
   attemptNumber: number
   /** How many attempts have a record: fewer than `attemptNumber - 1` if a worker was lost. */
@@ -51,7 +51,7 @@ type Hand = { place: Place<ClaimedJob>; occupy: () => () => void; freeSlot: (() 
 /** What it takes to put a claimed job away. */
 export type ClaimedJob = Pick<
   Claim,
-  'tenantId' | 'deliveryId' | 'endpointId' | 'job' | 'bundle' | 'claimedAtMs' | 'hand'
+  'tenantId' | 'deliveryId' | 'endpointId' | 'bundle' | 'retryCount' | 'claimedAtMs' | 'hand'
 >
 
 /** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, gone, or has another job. `more`: others are due. */
@@ -129,8 +129,8 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
       tenantId: row.tenant_id,
       deliveryId: row.delivery_id,
       endpointId: row.endpoint_id,
-      job: { id: row.delivery_id, retryCount: row.retry_count },
       bundle: row.bundle,
+      retryCount: row.retry_count,
       claimedAtMs: endpoint?.claimedAtMs ?? 0,
       hand: null,
     }
@@ -179,7 +179,7 @@ export async function dropClaims(pool: Pool, claims: ClaimedJob[]): Promise<void
 }
 
 /** pg-boss's fence: it fits the job with which the delivery was claimed, until that job is claimed again. */
-export const fenceOf = ({ bundle, job }: ClaimedJob) => `${bundle ?? job.id}:${job.retryCount}`
+export const fenceOf = ({ bundle, deliveryId, retryCount }: ClaimedJob) => `${bundle ?? deliveryId}:${retryCount}`
 
 /**
  * The end of a `select` of aggregates over claims, as `c` (tenant_id, id, endpoint_id, bundle, n), without those whose job has
@@ -191,7 +191,7 @@ export function fromClaims(claims: ClaimedJob[]): Fragment {
   const column = <T extends string | number | null>(read: (claim: ClaimedJob) => T) => claims.map(read)
   return fragment`
     from (select * from unnest(${column((claim) => claim.tenantId)}::text[], ${column((claim) => claim.deliveryId)}::uuid[], ${column((claim) => claim.endpointId)}::uuid[],
-      ${column((claim) => claim.bundle)}::uuid[], ${column(({ job }) => job.retryCount)}::int[], ${column((claim) => claim.claimedAtMs)}::float8[])
+      ${column((claim) => claim.bundle)}::uuid[], ${column((claim) => claim.retryCount)}::int[], ${column((claim) => claim.claimedAtMs)}::float8[])
       as u (tenant_id, id, endpoint_id, bundle, n, claimed_ms) order by coalesce(bundle, id)) c
     cross join lateral (
       select from pgboss.job j
@@ -212,6 +212,6 @@ export async function unclaim(pool: Pool, claims: Claim[]): Promise<void> {
 
 /** Notes that the worker that has these claims is alive. */
 export async function touch(sql: Db, claims: ClaimedJob[]): Promise<void> {
-  const jobs = new Map(claims.map(({ job, bundle }) => [bundle ?? job.id, job.retryCount]))
+  const jobs = new Map(claims.map(({ bundle, deliveryId, retryCount }) => [bundle ?? deliveryId, retryCount]))
   if (jobs.size > 0) await sql`select waybill.touch(${[...jobs.keys()]}::uuid[], ${[...jobs.values()]}::int[])`
 }

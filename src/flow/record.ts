@@ -133,8 +133,8 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
   // If this process has claimed a delivery twice, the last claim is the valid one.
   const last = new Map<string, Result>()
   for (const result of results) {
-    const { deliveryId, job } = result.claim
-    if (settled.has(deliveryId) && job.retryCount >= (last.get(deliveryId)?.claim.job.retryCount ?? 0))
+    const { deliveryId, retryCount } = result.claim
+    if (settled.has(deliveryId) && retryCount >= (last.get(deliveryId)?.claim.retryCount ?? 0))
       last.set(deliveryId, result)
   }
   return { results: [...last.values()], standings }

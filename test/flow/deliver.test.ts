@@ -46,7 +46,7 @@ const ID = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
 const claimOf = (tenantId: string): Claim => ({
   tenantId,
   deliveryId: ID,
-  job: { id: ID, retryCount: 0 },
+  retryCount: 0,
   bundle: null,
   attemptNumber: 1,
   recordedAttempts: 0,

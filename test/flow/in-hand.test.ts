@@ -8,7 +8,7 @@ const claimOf = (id: string): ClaimedJob => ({
   tenantId: 'acme',
   deliveryId: id,
   endpointId: 'one',
-  job: { id, retryCount: 0 },
+  retryCount: 0,
   bundle: null,
   claimedAtMs: 0,
   hand: null,
