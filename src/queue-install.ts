@@ -19,11 +19,9 @@ export async function installQueue(url: string, log: Log, settings: QueueSetting
         await boss.createQueue(name, { ...options, partition: name === DELIVERIES })
     }
     const table = await tableOf(boss)
-    await tuneVacuum(boss, table)
-    await dropChecks(boss, table)
-    await indexClaims(boss, table)
-    await knowKeys(boss, table)
-    await boss.getDb().executeSql((await callables(boss)) + enqueueNew(table))
+    const functions = (await callables(boss)) + enqueueNew(table)
+    for (const statement of [tuneVacuum(table), dropChecks(table), indexClaims(table), knowKeys(table), functions])
+      await boss.getDb().executeSql(statement)
   } finally {
     await boss.stop({ graceful: false })
   }
@@ -42,8 +40,8 @@ async function tableOf(boss: PgBoss): Promise<string> {
  * of them, not after a fifth of the table. And each job makes two entries in the index by id, so the index's pages get room:
  * cleaning and splitting full ones at each claim was a twentieth of what a delivery with a job of its own cost.
  */
-async function tuneVacuum(boss: PgBoss, table: string): Promise<void> {
-  await boss.getDb().executeSql(`do $$
+const tuneVacuum = (table: string) => `
+  do $$
   declare
     key regclass := (select conindid from pg_constraint where contype = 'p' and conrelid = '${table}'::regclass);
   begin
@@ -54,29 +52,29 @@ async function tuneVacuum(boss: PgBoss, table: string): Promise<void> {
     if (select reloptions is null from pg_class where oid = key) then
       execute format('alter index %s set (fillfactor = 50)', key);
     end if;
-  end $$`)
-}
+  end $$`
 
 /**
  * Drops the foreign keys: each job would look up its queue and its dead letter queue at commit, which took as long as the rest of
  * publishing it. The two names are the same in every row, and their queues are never deleted.
  */
-async function dropChecks(boss: PgBoss, table: string): Promise<void> {
-  const { rows } = await boss
-    .getDb()
-    .executeSql(
-      `select quote_ident(conname) as name from pg_constraint where contype = 'f' and conrelid = '${table}'::regclass`,
-    )
-  for (const { name } of rows) await boss.getDb().executeSql(`alter table ${table} drop constraint if exists ${name}`)
-}
+const dropChecks = (table: string) => `
+  do $$
+  declare
+    check_name name;
+  begin
+    for check_name in select conname from pg_constraint where contype = 'f' and conrelid = '${table}'::regclass loop
+      execute format('alter table ${table} drop constraint if exists %I', check_name);
+    end loop;
+  end $$`
 
 /**
  * Tells the planner that the queue's name is the same in every row, and the id different. Until an analysis has found two
  * jobs in the table, Postgres 15 and 16 would take the name for selective, and look for a batch's jobs in all of the queue. So it
  * is analyzed here with two jobs that nobody else sees.
  */
-async function knowKeys(boss: PgBoss, table: string): Promise<void> {
-  await boss.getDb().executeSql(`do $$
+const knowKeys = (table: string) => `
+  do $$
   declare
     two constant uuid[] := array[gen_random_uuid(), gen_random_uuid()];
   begin
@@ -86,18 +84,16 @@ async function knowKeys(boss: PgBoss, table: string): Promise<void> {
       analyze ${table};
       delete from ${table} where name = '${DELIVERIES}' and id = any(two);
     end if;
-  end $$`)
-}
+  end $$`
 
 /** Indexes claimed jobs, longest untouched first: those that have lost their worker are looked for every second. */
-async function indexClaims(boss: PgBoss, table: string): Promise<void> {
-  await boss.getDb().executeSql(`do $$ begin
+const indexClaims = (table: string) => `
+  do $$ begin
     -- Asked first, because \`if not exists\` would wait for writers before it looks.
     if to_regclass('pgboss.deliveries_claimed') is null then
       create index if not exists deliveries_claimed on ${table} (heartbeat_on) where state = 'active' and heartbeat_on is not null;
     end if;
-  end $$`)
-}
+  end $$`
 
 /**
  * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table; those with a
