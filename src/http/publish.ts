@@ -5,12 +5,12 @@ import { AppError } from '../errors.ts'
 import type { PublishRequest, PublishResult } from '../flow/publish.ts'
 import { sliceMember } from '../json.ts'
 import type { Log } from '../log.ts'
-import { firstOfNextMonth } from '../month.ts'
 import type { Tenant } from './auth.ts'
 import { BODY_ERRORS, errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimit } from './rate.ts'
 import type { Env, Mount } from './route.ts'
 import { answers, eventType, id, jsonBody, ownTenant } from './schemas.ts'
+import { firstOfNextMonth } from './usage.ts'
 
 const publishBody = z.strictObject({
   event_type: eventType,

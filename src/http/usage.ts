@@ -1,5 +1,7 @@
 import type { Db } from '../db/open.ts'
-import { firstOfNextMonth } from '../month.ts'
+
+/** The first moment of the UTC calendar month after the one of `date`: when monthly limits start anew. */
+export const firstOfNextMonth = (date: Date) => new Date(Date.UTC(date.getUTCFullYear(), date.getUTCMonth() + 1, 1))
 
 /** What a tenant has used of its monthly limits in this calendar month (UTC), which lasts from `start` until `end`. */
 export async function readUsage(sql: Db, tenantId: string) {
