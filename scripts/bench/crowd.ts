@@ -1,4 +1,5 @@
 import { createServer, type Server, type Socket } from 'node:net'
+import { onRequest } from '../../test/support/tcp.ts'
 import { nowMicros, serve } from './helper.ts'
 
 // Receivers that misbehave, each on a port of its own: one process, so that their work is not done on the time of the
@@ -33,17 +34,8 @@ function arrived(stand: Stand, socket: Socket): void {
 
 function listen(behaviour: Behaviour): Promise<number> {
   const server = createServer({ noDelay: true }, (socket) => {
-    let rest = ''
-    socket.setEncoding('latin1').on('error', () => socket.destroy())
-    socket.on('data', (chunk: string) => {
-      rest += chunk
-      for (let end = rest.indexOf('\r\n\r\n'); end !== -1; end = rest.indexOf('\r\n\r\n')) {
-        const next = end + 4 + Number(/\r\ncontent-length: ?(\d+)/i.exec(rest.slice(0, end))?.[1] ?? 0)
-        if (rest.length < next) return
-        rest = rest.slice(next)
-        arrived(stand, socket)
-      }
-    })
+    socket.on('error', () => socket.destroy())
+    onRequest(socket, () => arrived(stand, socket))
   })
   const stand: Stand = { server, behaviour, seen: fresh() }
   return new Promise((resolve) =>

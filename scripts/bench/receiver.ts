@@ -1,6 +1,7 @@
 import { type AddressInfo, createServer, type Socket } from 'node:net'
 import { createServer as createTlsServer } from 'node:tls'
 import { KEY, TRUSTED } from '../../test/support/certificates.ts'
+import { onRequest } from '../../test/support/tcp.ts'
 import { nowMicros, serve } from './helper.ts'
 
 // The receiver: answers 200 to every POST, and notes which deliveries came and when. It reads HTTP by hand, since in
@@ -40,29 +41,12 @@ function note(head: string, body: string): void {
   if (seen.size >= expected) reached?.()
 }
 
-/** Reads as many whole requests from `text` as there are; answers with what is left. */
-function readRequests(text: string, socket: Socket): string {
-  let rest = text
-  while (true) {
-    const end = rest.indexOf('\r\n\r\n')
-    if (end === -1) return rest
-    const head = rest.slice(0, end)
-    const length = Number(/\r\ncontent-length: ?(\d+)/i.exec(head)?.[1] ?? 0)
-    const next = end + 4 + length
-    if (rest.length < next) return rest
-    note(head, rest.slice(end + 4, next))
-    socket.write(ANSWER)
-    rest = rest.slice(next)
-  }
-}
-
 function answer(socket: Socket): void {
-  let rest = ''
-  socket.setEncoding('latin1')
-  socket.on('data', (chunk: string) => {
-    rest = readRequests(rest + chunk, socket)
-  })
   socket.on('error', () => socket.destroy())
+  onRequest(socket, (head, body) => {
+    note(head, body)
+    socket.write(ANSWER)
+  })
 }
 
 const server = createServer({ noDelay: true }, answer)
