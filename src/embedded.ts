@@ -15,6 +15,7 @@ type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: strin
 
 const DATA = 'postgres'
 const UNFINISHED = `${DATA}.`
+export const LOCAL_ONLY = ['listen_addresses=127.0.0.1', 'unix_socket_directories=']
 /** A SQLSTATE. */
 const DUPLICATE_DATABASE = '42P04'
 
@@ -42,23 +43,11 @@ export async function startEmbedded(
   const isMade = (await read(resolve(databaseDir, 'PG_VERSION'))) !== null
   const keys = await readKeys(resolve(directory, 'keys.json'), isMade)
   const port = await freePort()
-  const asRoot = isRoot()
   await requireOpenPath(resolve(directory, '..'))
+  const tell = (message: unknown) => log.debug({ message: String(message).trim() }, 'postgres')
   const serverIn = (folder: string) =>
-    new EmbeddedPostgres({
-      databaseDir: folder,
-      port,
-      user: 'waybill',
-      password: keys.databasePassword,
-      persistent: true,
-      // Postgres refuses to run as root; it gets a user of its own then.
-      createPostgresUser: asRoot,
-      initdbFlags: ['--encoding=UTF8', '--locale=C'],
-      postgresFlags: ['-c', 'listen_addresses=127.0.0.1', '-c', 'unix_socket_directories='],
-      onLog: (message) => log.debug({ message: String(message).trim() }, 'postgres'),
-      onError: (message) => log.debug({ message: String(message) }, 'postgres'),
-    })
-  if (asRoot) await chmod(directory, 0o755)
+    new EmbeddedPostgres(serverOptions({ databaseDir: folder, port, password: keys.databasePassword, tell }))
+  if (isRoot()) await chmod(directory, 0o755)
   if (!isMade) {
     // Made under another name, then renamed. Leftovers of interrupted starts are removed, even while one is still being written.
     for (const name of await readdir(directory))
@@ -88,6 +77,29 @@ export async function startEmbedded(
     encryptionKey: keys.encryptionKey,
   }
 }
+
+/** A Postgres as the package is to make and start it, with these `settings`. `tell` is given what it writes. */
+export const serverOptions = ({
+  settings = [],
+  tell = () => {},
+  ...own
+}: {
+  databaseDir: string
+  port: number
+  password: string
+  settings?: string[]
+  tell?: (message: unknown) => void
+}) => ({
+  ...own,
+  user: 'waybill',
+  persistent: true,
+  // Postgres refuses to run as root; it gets a user of its own then.
+  createPostgresUser: isRoot(),
+  initdbFlags: ['--encoding=UTF8', '--locale=C'],
+  postgresFlags: [...LOCAL_ONLY, ...settings].flatMap((setting) => ['-c', setting]),
+  onLog: tell,
+  onError: tell,
+})
 
 /**
  * The package installs hooks of its own: they would stop the database under a service that is still draining, and make the

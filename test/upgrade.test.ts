@@ -8,7 +8,7 @@ import { promisify } from 'node:util'
 import type { Pool } from '../src/db/open.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
-import { connect, createDatabase } from './support/database.ts'
+import { connect, createDatabase, QUEUE } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
@@ -176,7 +176,6 @@ suite('a database of the first version', { concurrency: 2 }, () => {
 })
 
 suite('functions', { concurrency: true }, () => {
-  const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
   const bodyOf = async (sql: Pool) => (await sql`select prosrc from pg_proc where proname = 'made_at'`)[0]!.prosrc
   /** A database whose functions are not this program's but of `version`; one of them answers with null. */
   const withOthers = async (t: TestContext, version: number[]) => {

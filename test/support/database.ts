@@ -9,6 +9,9 @@ export const TEMPLATE = 'waybill_template'
 /** Long enough to be told from other words in a log. */
 export const PASSWORD = 'test-database-password'
 
+/** What a start of the service would install anyway; every service that is started sets its own. */
+export const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
+
 export type TestDatabase = {
   url: string
   sql: Pool
