@@ -25,7 +25,6 @@ import {
 } from './schemas.ts'
 import { readUsage } from './usage.ts'
 
-const security = [{ apiKey: [] }]
 const deliveryPath = z.object({ delivery_id: id('delivery') })
 const oneDelivery = answers('The delivery', z.object({ ok: z.literal(true) }).extend(deliveryRecord.shape))
 
@@ -37,7 +36,6 @@ const listDeliveries = createRoute({
   summary: 'List deliveries',
   description:
     'Filters narrow together. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond. They also bound what is read: without them, a list whose other filters match few of very many deliveries takes too long, and is refused as an invalid request.',
-  security,
   request: { query: deliveriesQuery },
   responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
 })
@@ -49,7 +47,6 @@ const listDeadLetters = createRoute({
   tags: ['Deliveries'],
   summary: 'List dead-lettered deliveries',
   description: 'Deliveries that were given up on. Each waits here until it is replayed or falls to retention.',
-  security,
   request: { query: dlqQuery },
   responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
 })
@@ -61,7 +58,6 @@ const getDelivery = createRoute({
   tags: ['Deliveries'],
   summary: 'Read a delivery',
   description: 'What has become of one event at one endpoint.',
-  security,
   request: { params: deliveryPath },
   responses: { 200: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
 })
@@ -97,7 +93,6 @@ const listAttempts = createRoute({
   summary: 'List the attempts of a delivery',
   description:
     'Every attempt, with the answer it got. One that a lost worker was making is listed with the error `worker_lost`; a request that a worker broke off as it was stopped is none, and is made again.',
-  security,
   request: { params: deliveryPath, query: attemptsQuery },
   responses: {
     200: answers('Oldest first', listOf(attempt)),
@@ -113,7 +108,6 @@ const replay = createRoute({
   summary: 'Replay a delivery',
   description:
     'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. If the endpoint is failing, the delivery becomes the next probe, unless one is under way. Nothing is queued twice.',
-  security,
   request: { params: deliveryPath },
   responses: { 202: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'monthly_attempts') },
 })

@@ -57,7 +57,6 @@ const getDocument = createRoute({
   tags: ['Service'],
   summary: 'This document',
   description: 'Generated from the routes themselves.',
-  security: [],
   responses: {
     200: {
       description: 'OpenAPI 3.1',
@@ -75,7 +74,6 @@ const getReference = createRoute({
   tags: ['Service'],
   summary: 'This document as a page',
   description: 'Requests can be tried out from it. Its scripts and styles come from this service.',
-  security: [],
   responses: {
     200: { description: 'A page that loads nothing from elsewhere', content: { 'text/html': { schema: z.string() } } },
   },

@@ -20,7 +20,6 @@ const getEndpointHealth = createRoute({
   summary: 'How an endpoint has been doing',
   description:
     'Rates over 24 hours; the last status codes and times however old they are; counts of what is there now.',
-  security: [{ apiKey: [] }],
   request: { params: z.object({ endpoint_id: id('endpoint') }) },
   responses: {
     200: answers(

@@ -15,8 +15,6 @@ import {
   timestamp,
 } from './schemas.ts'
 
-const security = [{ apiKey: [] }]
-
 const URL_EXAMPLE = 'https://hooks.example.com/waybill'
 
 /** How an endpoint's traffic stands; also part of its health. */
@@ -111,7 +109,6 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     summary: 'Register an endpoint',
     description:
       'The host may not be, or resolve to, this machine, a private, link-local or otherwise special network, or a cloud metadata service: its name is checked here, its addresses at every attempt.',
-    security,
     request: { body: jsonBody(z.strictObject(writableFields(allow))) },
     responses: {
       201: answers(
@@ -128,7 +125,6 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     tags: ['Endpoints'],
     summary: 'List endpoints',
     description: 'Without their signing secrets.',
-    security,
     request: { query: endpointsQuery },
     responses: {
       200: answers('Newest first', listOf(endpointRecord)),
@@ -142,7 +138,6 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     tags: ['Endpoints'],
     summary: 'Read an endpoint',
     description: 'Without its signing secret, which only creating and rotating show.',
-    security,
     request: { params: endpointPath },
     responses: {
       200: answers('The endpoint', ok.extend(endpointRecord.shape)),
@@ -157,7 +152,6 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     summary: 'Change an endpoint',
     description:
       'Applies to every attempt that begins more than two seconds after the answer, also of events published earlier: it goes to the new URL, and only if the endpoint is active. `subscribed_events` is applied when an event is published; deliveries that were accepted are still made.',
-    security,
     request: {
       params: endpointPath,
       body: jsonBody(
@@ -184,7 +178,6 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     summary: 'Rotate the signing secret',
     description:
       'Until `previous_secret_expires_at` requests carry two signatures, of the new and of the old secret; for up to two seconds, those that a worker already had in hand carry only that of the old. At most two secrets sign: rotating again within that time, even if only because the answer got lost, ends the older one at once.',
-    security,
     request: { params: endpointPath },
     responses: {
       200: answers(

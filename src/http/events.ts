@@ -18,7 +18,6 @@ const getEvent = createRoute({
   tags: ['Events'],
   summary: 'Read an event',
   description: 'The payload comes back as it was published: key order and number spellings included.',
-  security: [{ apiKey: [] }],
   request: { params: eventPath },
   responses: {
     200: answers(
@@ -47,7 +46,6 @@ const listEventDeliveries = createRoute({
   tags: ['Events'],
   summary: 'List the deliveries of an event',
   description: 'One for each endpoint that was active and subscribed when the event was published.',
-  security: [{ apiKey: [] }],
   request: { params: eventPath, query: pageQuery },
   responses: {
     200: answers('Newest first', listOf(deliveryRecord)),

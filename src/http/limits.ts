@@ -8,7 +8,6 @@ import type { Mount } from './route.ts'
 import { answers, count, timestamp } from './schemas.ts'
 import { readUsage } from './usage.ts'
 
-const security = [{ apiKey: [] }]
 const hardLimits = z
   .object({
     max_endpoints: z.int().openapi({ example: 100 }),
@@ -25,7 +24,6 @@ const getUsage = createRoute({
   summary: 'What the tenant has used this month',
   description:
     'Counted by the transactions that accept events and start attempts. What a limit refused is not counted.',
-  security,
   responses: {
     200: answers(
       'This UTC calendar month so far',
@@ -54,7 +52,6 @@ const getLimits = createRoute({
   tags: ['Usage'],
   summary: 'The tenant’s monthly and hard limits',
   description: 'The service’s own, or what the operator has set for this tenant.',
-  security,
   responses: {
     200: answers(
       'The limits that hold for this tenant',
@@ -85,7 +82,6 @@ const getSafety = createRoute({
   tags: ['Usage'],
   summary: 'Rate limits, hard limits and active protections',
   description: 'What keeps one tenant from harming others, and receivers from harming the service.',
-  security,
   responses: {
     200: answers(
       'What holds for this tenant',

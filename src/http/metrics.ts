@@ -15,7 +15,6 @@ const getMetrics = createRoute({
   summary: 'Operational metrics of the tenant',
   description:
     'Kept up to date by the transactions that publish and record, so they agree with the records. Retention removes attempts from these counts by the hour in which they were made, but their records together with their delivery.',
-  security: [{ apiKey: [] }],
   responses: {
     200: answers(
       'The metrics',

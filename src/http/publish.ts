@@ -49,7 +49,6 @@ const publishEvent = createRoute({
   summary: 'Publish an event',
   description:
     'Answers once the event, one delivery per subscribed active endpoint, and the work to send them are committed together. Delivering follows: read its outcome from the deliveries. Always send an `Idempotency-Key`; after a timeout or a 5xx, repeat the request with the same key and body.',
-  security: [{ apiKey: [] }],
   request: {
     headers: z.object({
       'idempotency-key': z

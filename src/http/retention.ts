@@ -14,7 +14,6 @@ const runNow = createRoute({
   tags: ['Admin'],
   summary: 'Delete what is older than the retention period',
   description: 'It also runs on a schedule. What a live delivery needs is kept however old it is.',
-  security: [{ adminKey: [] }],
   request: {
     body: jsonBody(
       z.strictObject({

@@ -64,15 +64,20 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
   const adminRoom = createRequestRoom(ADMIN_BYTES)
   const changes = createRequestRoom(MAX_CHANGES, { maxWaitMs: CHANGE_WAIT_MS })
 
-  function mount<R extends RouteConfig>(route: R, handle: (c: Context<Env>) => Promise<Response>) {
-    app.openAPIRegistry.registerPath(route)
+  /** `key`: what the OpenAPI document calls the key that the route needs. */
+  function mount(
+    route: RouteConfig,
+    key: 'apiKey' | 'adminKey' | null,
+    handle: (c: Context<Env>) => Promise<Response>,
+  ) {
+    app.openAPIRegistry.registerPath({ ...route, security: key ? [{ [key]: [] }] : [] })
     app.on([route.method], [route.path.replaceAll(/{(.+?)}/g, ':$1')], handle)
   }
 
   return {
     /** A route that needs no key. */
-    open<R extends RouteConfig>(route: R, handler: (c: Context<Env>) => Promise<Response> | Response) {
-      mount(route, async (c) => await handler(c))
+    open(route: RouteConfig, handler: (c: Context<Env>) => Promise<Response> | Response) {
+      mount(route, null, async (c) => await handler(c))
     },
 
     /** A route for the operator's key. `takesLong`: it has no deadline, since it does as much work as there is. */
@@ -81,7 +86,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
       handler: (c: Context<Env>, input: Input<R>) => Promise<Response>,
       { takesLong = false } = {},
     ) {
-      mount(route, async (c) => {
+      mount(route, 'adminKey', async (c) => {
         auth.admin(c.env.incoming.headers.authorization)
         const answer = async () => {
           const input = await readInput(c, route)
@@ -97,7 +102,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
       options: TenantOptions,
       handler: (c: Context<Env>, tenant: Tenant, input: Input<R>) => Promise<Response>,
     ) {
-      mount(route, async (c) => {
+      mount(route, 'apiKey', async (c) => {
         const inTime = startDeadline()
         const tenant = await inTime(async () => {
           const known = await auth.tenant(c.env.incoming.headers.authorization)
