@@ -1,11 +1,10 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Pool } from '../../src/db/open.ts'
 import { connect } from '../../test/support/database.ts'
-import { createClient } from '../demo/client.ts'
 import type { Behaviour } from './crowd.ts'
 import { holdMany } from './held.ts'
 import type { Helper } from './helper.ts'
-import { type Bench, type Times, times } from './parts.ts'
+import { type Bench, createTenant, type Times, times } from './parts.ts'
 
 // Whether anybody waits for someone else's broken endpoint: tenant B and tenant A's own healthy endpoint, each with 20
 // events a second, while something is wrong with another endpoint of A.
@@ -31,14 +30,10 @@ export async function measureNeighbours(
   const { services, database, workers, quick } = bench
   const seconds = quick ? 10 : 30
   const sql = connect(database.url, 2)
-  const url = `http://127.0.0.1:${services.ports()[0]}`
-  const admin = createClient(url, services.adminKey)
   const { port: ownPort } = await helpers.lonely.ask('listen', null)
 
-  async function tenant(id: string) {
-    await admin('POST', '/v1/admin/tenants', { tenant_id: id, tenant_slug: id })
-    const { api_key } = await admin<{ api_key: string }>('POST', '/v1/admin/api-keys', { tenant_id: id, name: id })
-    const call = createClient(url, api_key)
+  async function tenant(id: string, limits = {}) {
+    const { key, call } = await createTenant(services, id, limits)
     const endpoint = async (port: number, type: string) =>
       (
         await call<{ endpoint_id: string }>('POST', '/v1/endpoints', {
@@ -46,7 +41,7 @@ export async function measureNeighbours(
           subscribed_events: [type],
         })
       ).endpoint_id
-    return { key: api_key, call, endpoint }
+    return { key, call, endpoint }
   }
   const load = (apiKey: string, eventType: string, more: object) => ({
     ports: services.ports(),
@@ -101,12 +96,7 @@ export async function measureNeighbours(
   }
 
   say('neighbours: 500 endpoints that hang')
-  await admin('POST', '/v1/admin/tenants', {
-    tenant_id: 'neighbour-many',
-    tenant_slug: 'neighbour-many',
-    limits: { max_endpoints: MANY, max_fanout_endpoints: MANY },
-  })
-  const many = await tenant('neighbour-many')
+  const many = await tenant('neighbour-many', { max_endpoints: MANY, max_fanout_endpoints: MANY })
   const trap = await helpers.crowd.ask('listen', { kind: 'blackhole' })
   for (let n = 0; n < MANY; n++) await many.endpoint(trap, 'many.trap')
   await many.call('POST', '/v1/events', { event_type: 'many.trap', payload: {} })

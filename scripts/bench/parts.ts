@@ -110,19 +110,21 @@ export async function createCeilings(bench: Bench, post: Helper<'post'>) {
   }
 }
 
-/** A tenant whose endpoints, one for each path, subscribe to the path's event type; answers with its key. */
-async function registerTenant(services: Services, receiver: string, tenant_id: string, paths: [string, string][]) {
+/** A tenant with a key, and what calls the API with that. */
+export async function createTenant(services: Services, tenant_id: string, limits: object = {}) {
   const url = `http://127.0.0.1:${services.ports()[0]}`
   const admin = createClient(url, services.adminKey)
-  await admin('POST', '/v1/admin/tenants', { tenant_id, tenant_slug: tenant_id })
+  await admin('POST', '/v1/admin/tenants', { tenant_id, tenant_slug: tenant_id, limits })
   const { api_key } = await admin<{ api_key: string }>('POST', '/v1/admin/api-keys', { tenant_id, name: 'bench' })
-  const tenant = createClient(url, api_key)
+  return { key: api_key, call: createClient(url, api_key) }
+}
+
+/** A tenant whose endpoints, one for each path, subscribe to the path's event type; answers with its key. */
+async function registerTenant(services: Services, receiver: string, tenant_id: string, paths: [string, string][]) {
+  const { key, call } = await createTenant(services, tenant_id)
   for (const [path, type] of paths)
-    await tenant('POST', '/v1/endpoints', {
-      url: `${receiver}/${path}`,
-      subscribed_events: [type],
-    })
-  return api_key
+    await call('POST', '/v1/endpoints', { url: `${receiver}/${path}`, subscribed_events: [type] })
+  return key
 }
 
 /** One tenant, one endpoint for `bench.one`, ten for `bench.ten`. */

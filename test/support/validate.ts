@@ -72,20 +72,19 @@ export function checkAnswer(method: string, path: string, { status, headers, tex
 }
 
 function checkBody(pointer: string, text: string, complain: (problem: string) => void): void {
-  // In a fragment braces are percent-encoded.
-  const validate = ajv.getSchema(`api${encodeURI(pointer)}`)
-  if (validate === undefined) throw new Error(`no schema at ${pointer}`)
   let body: unknown
   try {
     body = JSON.parse(text)
   } catch {
     complain('the body is not JSON')
   }
-  if (!validate(body)) complain(`the body breaks the schema: ${ajv.errorsText(validate.errors)}`)
+  const problems = problemsWith(pointer, body)
+  if (problems !== null) complain(`the body breaks the schema: ${problems}`)
 }
 
 /** Problems of a value against a schema of the description (a JSON pointer), or null. */
 export function problemsWith(pointer: string, value: unknown): string | null {
+  // In a fragment braces are percent-encoded.
   const validate = ajv.getSchema(`api${encodeURI(pointer)}`)
   if (validate === undefined) throw new Error(`no schema at ${pointer}`)
   return validate(value) ? null : ajv.errorsText(validate.errors)
