@@ -4,16 +4,7 @@ import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { AppError } from '../errors.ts'
 import { createBatcher } from '../flow/batch.ts'
 import { hashApiKey } from '../secrets.ts'
-
-/** What a tenant may override of the service's limits (`POST /v1/admin/tenants`). */
-export type TenantLimits = {
-  monthly_events?: number
-  monthly_attempts?: number
-  max_endpoints?: number
-  max_fanout_endpoints?: number
-  max_payload_bytes?: number
-  events_write_rate?: number
-}
+import type { TenantLimits } from './tenants.ts'
 
 export type Tenant = { tenantId: string; limits: TenantLimits }
 

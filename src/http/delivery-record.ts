@@ -35,21 +35,10 @@ export const deliveryRecord = z
   })
   .openapi('Delivery')
 
-export type DeliveryRow = {
-  delivery_id: string
-  tenant_id: string
-  event_id: string
-  endpoint_id: string
-  event_type: string
-  status: z.infer<typeof deliveryStatus>
-  attempt_count: number
-  next_attempt_at: Date | null
-  last_attempt_at: Date | null
-  last_status_code: number | null
-  last_error: string | null
-  dead_letter_reason: z.infer<typeof deliveryRecord>['dead_letter_reason']
+type Shown = z.infer<typeof deliveryRecord>
+type Moment = 'next_attempt_at' | 'last_attempt_at' | 'completed_at'
+export type DeliveryRow = Omit<Shown, Moment | 'created_at' | 'updated_at'> & { [name in Moment]: Date | null } & {
   updated_at: Date
-  completed_at: Date | null
 }
 
 /** The columns of a DeliveryRow. */

@@ -4,7 +4,7 @@ import { type Pool, transact } from '../db/open.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { hashApiKey, makeApiKey } from '../secrets.ts'
-import type { Auth, TenantLimits } from './auth.ts'
+import type { Auth } from './auth.ts'
 import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
 import { answers, id, jsonBody, ownTenant, tenantId, text, timestamp } from './schemas.ts'
@@ -26,6 +26,9 @@ const tenantLimits = z
     example: { monthly_events: 2_000_000 },
     description: 'This tenant’s own limits, above or below the service’s; where one is absent, the service’s applies.',
   })
+
+/** What a tenant overrides of the service's limits. */
+export type TenantLimits = z.infer<typeof tenantLimits>
 
 const tenantBody = z.strictObject({
   tenant_id: tenantId,
