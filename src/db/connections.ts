@@ -16,6 +16,10 @@ const GRACE_MS = 500
  * SQLSTATE is no answer. A connection that is read-only (25006) stays so even when the database no longer is.
  */
 const ENDS = /^($|08|57P|25P0[34]|25006)/
+/** The database, or the role, has no connection left to give. */
+const FULL = '53300'
+/** For how long a pool then makes do with the connections that it has. */
+const FULL_MS = 1000
 
 /**
  * A pool of at most `max` connections, each opened when it is needed. One is closed after `idleMs` without use and `lifetimeSeconds` in
@@ -29,6 +33,8 @@ export function createPool(
   const { max, patienceMs, log } = options
   const connections = new Set<Client>()
   const idle = new Set<Client>()
+  /** Those of the pool that are open. */
+  const open = new Set<Client>()
   /** Each refuses one who is still waiting for a connection. */
   const waiting = new Set<(error: Error) => void>()
   let closed: Promise<unknown> | undefined
@@ -38,7 +44,9 @@ export function createPool(
     constructor(more?: ClientConfig) {
       super({ ...more, ...config })
       connections.add(this)
-      this.on('end', () => connections.delete(this) && idle.delete(this))
+      this.on('end', () => {
+        for (const clients of [connections, idle, open]) clients.delete(this)
+      })
       // Nothing to do: what was asked of it fails as well.
       this.on('error', () => {})
       // A login that fails on this side would leave it open, and a process of the server waiting for a minute.
@@ -57,6 +65,7 @@ export function createPool(
     maxLifetimeSeconds: options.lifetimeSeconds,
   })
 
+  pool.on('connect', (client) => open.add(client))
   pool.on('acquire', (client) => idle.delete(client))
   // One that has ended while it was lent has left already.
   pool.on('release', (isLost, client) => isLost || (connections.has(client) && idle.add(client)))
@@ -90,10 +99,21 @@ export function createPool(
       })
     })
 
+  /** Where the database has no more connections, one that is in use will soon be free. */
+  const borrowEven = () =>
+    borrow().catch((error: unknown) => {
+      if (!(error instanceof DatabaseError && error.code === FULL) || open.size === 0) throw error
+      pool.options.max = open.size
+      setTimeout(() => {
+        pool.options.max = max
+      }, FULL_MS).unref()
+      return borrow()
+    })
+
   return {
     /** Lends `work` a connection. One that can no longer be relied on is not taken back. */
     async lend<Result>(work: (ask: Ask) => Promise<Result>): Promise<Result> {
-      const client = await borrow()
+      const client = await borrowEven()
       let isLost = false
       try {
         return await work(async (question) => {

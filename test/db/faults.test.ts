@@ -11,7 +11,7 @@ import { type Db, openDb, type Pool } from '../../src/db/open.ts'
 import { untilReachable } from '../../src/db/until-reachable.ts'
 import { createLog } from '../../src/log.ts'
 import { cleanUp } from '../support/cleanup.ts'
-import { createDatabase } from '../support/database.ts'
+import { createDatabase, PASSWORD } from '../support/database.ts'
 import { waitFor } from '../support/wait.ts'
 
 const log = createLog('silent')
@@ -421,4 +421,25 @@ test('listening begins on one connection, also while it is being opened again', 
   const listening = await sql`
     select from pg_stat_activity where datname = current_database() and application_name = 'test' and query like 'listen%'`
   assert.equal(listening.length, 1)
+})
+
+test('where the database has no more connections, those that there are serve all who ask', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const role = new URL(url).pathname.slice(1)
+  await sql.text(`create role ${role} login password '${PASSWORD}' connection limit 2`)
+  cleanUp(t, () => sql.text(`drop role ${role}`))
+  const limited = new URL(url)
+  limited.username = role
+  const pool = openDb(limited.href, { log, name: 'test', max: 8 })
+  cleanUp(t, () => pool.end())
+  const ask = () => pool`select pg_sleep(0.02)`
+  await Promise.all([ask(), ask()])
+  for (let round = 0; round < 3; round++) await Promise.all(Array.from({ length: 40 }, ask))
+  await sql.text(`alter role ${role} connection limit -1`)
+  const many = async () => {
+    await Promise.all(Array.from({ length: 40 }, ask))
+    const [row] = await sql<{ n: number }[]>`select count(*)::int as n from pg_stat_activity where usename = ${role}`
+    return row?.n === 8
+  }
+  await waitFor(many, { what: 'all connections to be used again' })
 })
