@@ -11,8 +11,8 @@ try {
   const log = createLog(config.LOG_LEVEL)
   const stops: (() => Promise<void>)[] = []
   try {
-    const url = config.DATABASE_URL ?? (await startEmbedded('.waybill', log, (stop) => stops.push(stop))).url
-    await untilReachable(url, log)
+    const given = config.DATABASE_URL ?? (await startEmbedded('.waybill', log, (stop) => stops.push(stop))).url
+    const url = await untilReachable(given, log)
     await migrate(url, log, queueSettings(config))
     log.info('migrate.done')
   } finally {

@@ -13,6 +13,8 @@ const MIGRATIONS = new URL('../sql/', import.meta.url)
 const FUNCTIONS = new URL('../sql/functions/', import.meta.url)
 /** One constant for all versions: whoever migrates this database takes turns. */
 const LOCK = 0x5741_5942
+/** Another one, for those that have files to apply: however many wait for a table, only one of them tries. */
+const FILES_LOCK = 0x5741_5943
 /** The longest pause between two tries for a lock. Everybody else waits behind each try, so the pauses double, up to this. */
 const MAX_PAUSE_MS = 30_000
 
@@ -26,24 +28,36 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
   const pool = openDb(url, { log, name: 'waybill migrate', max: 1, patienceMs: 0 })
   try {
     await requireServer(pool)
-    await takeTurn(pool, log)
-    await pool`create schema if not exists waybill`
-    await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
-    await requireOwnQueue(pool)
-    // First, since the functions call what this makes.
-    await installQueue(url, log, settings)
-    const done = await untilFree(pool, log, async (sql) => {
-      // Again, since a connection that was lost has taken its lock with it.
-      await sql`select pg_advisory_xact_lock(${LOCK})`
-      const files = await missing(sql)
-      // While this waits for a table, everybody else who wants it waits behind.
-      await sql`set local lock_timeout = '1s'`
-      for (const file of files) {
-        await sql.text(await readFile(new URL(file, MIGRATIONS), 'utf8'))
-        await sql`insert into waybill.migrations (file) values (${file})`
+    if (await isBehind(pool)) await takeTurn(pool, log, FILES_LOCK)
+    await untilFree(log, async () => {
+      // Each try takes it anew: while this waits for a table, a process that has no files to apply, as one of the version before
+      // that starts again, does not wait behind.
+      await takeTurn(pool, log, LOCK)
+      try {
+        // Asked first: `if not exists` needs the right to make schemas even where there is nothing to make.
+        await pool`do $$ begin if to_regnamespace('waybill') is null then create schema waybill; end if; end $$`
+        await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
+        await requireOwnQueue(pool)
+        // First, since the functions call what this makes.
+        await installQueue(url, log, settings)
+      } finally {
+        await pool`select pg_advisory_unlock(${LOCK})`
       }
-      return { files, functions: await putFunctions(sql) }
     })
+    const done = await untilFree(log, () =>
+      pool.begin(async (sql) => {
+        await sql`select pg_advisory_xact_lock(${LOCK})`
+        const files = await missing(sql)
+        if (files.length > 0) await stopVacuum(sql)
+        // While this waits for a table, everybody else who wants it waits behind.
+        await sql`set local lock_timeout = '1s'`
+        for (const file of files) {
+          await sql.text(await readFile(new URL(file, MIGRATIONS), 'utf8'))
+          await sql`insert into waybill.migrations (file) values (${file})`
+        }
+        return { files, functions: await putFunctions(sql) }
+      }),
+    )
     if (done.files.length > 0 || done.functions !== null) log.info(done, 'migration.applied')
     await makePartitions(pool)
   } finally {
@@ -52,18 +66,30 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
 }
 
 /** A migration may take long, and a start that waits for another's would seem to hang. */
-async function takeTurn(sql: Db, log: Log): Promise<void> {
-  const [lock] = await sql<{ taken: boolean }[]>`select pg_try_advisory_lock(${LOCK}) as taken`
+async function takeTurn(sql: Db, log: Log, key: number): Promise<void> {
+  const [lock] = await sql<{ taken: boolean }[]>`select pg_try_advisory_lock(${key}) as taken`
   if (lock?.taken) return
   log.info('migration.waiting')
-  await sql`select pg_advisory_lock(${LOCK})`
+  await sql`select pg_advisory_lock(${key})`
 }
 
-/** Runs `work` in a transaction, again and again as long as others keep it from a lock that it needs: a dump may take hours. */
-async function untilFree<Result>(pool: Pool, log: Log, work: (sql: Db) => Promise<Result>): Promise<Result> {
+/**
+ * Keeps autovacuum from our tables until the transaction ends. It gives way only to who has waited for longer than
+ * `deadlock_timeout` (a second), which the files may not; for this lock, nobody else has to wait meanwhile.
+ */
+async function stopVacuum(sql: Db): Promise<void> {
+  await sql`set local lock_timeout = '5s'`
+  await sql.text(`do $$ begin
+    execute (select 'lock table ' || string_agg(oid::regclass::text, ', ' order by oid) || ' in share update exclusive mode'
+      from pg_class where relnamespace = 'waybill'::regnamespace and relkind in ('r', 'p') and not relispartition);
+  end $$`)
+}
+
+/** Runs `work` again and again as long as others keep it from a lock that it needs: a dump may take hours. */
+async function untilFree<Result>(log: Log, work: () => Promise<Result>): Promise<Result> {
   for (let pauseMs = 1000; ; pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS)) {
     try {
-      return await pool.begin(work)
+      return await work()
     } catch (error) {
       if (!isRetryable(error)) throw error
       log.warn({ err: error, again_in_ms: pauseMs }, 'migration.blocked')
@@ -75,25 +101,26 @@ async function untilFree<Result>(pool: Pool, log: Log, work: (sql: Db) => Promis
 /** For a start that does not migrate: throws unless the database is at this program's schema, or at that of a later version. */
 export async function requireMigrated(pool: Pool): Promise<void> {
   await requireServer(pool)
-  try {
-    if ((await missing(pool)).length === 0 && (await hasFunctions(pool, await readFunctions(pool)))) return
-  } catch (error) {
-    if (!isGone(error)) throw error
-  }
+  if (!(await isBehind(pool)) && (await hasFunctions(pool, await readFunctions(pool)))) return
   throw new Error(
     'the database is not at this version yet: run `npm run migrate` (in the image, dist/migrate-alone.js), or start without --no-migrate',
   )
 }
 
-/** On an older server everything else would start, and deliver without recording anything. */
+/**
+ * On an older server everything else would start, and deliver without recording anything; behind a pooler that swallows what
+ * connections ask for (db/open.ts), too, and then wait without an end, or fail at random.
+ */
 async function requireServer(sql: Db): Promise<void> {
-  const [server] = await sql<{ version: string; major: number; encoding: string }[]>`
+  const [server] = await sql<{ version: string; major: number; encoding: string; plans: string }[]>`
     select current_setting('server_version') as version, current_setting('server_version_num')::int / 10000 as major,
-      current_setting('server_encoding') as encoding`
+      current_setting('server_encoding') as encoding, current_setting('plan_cache_mode') as plans`
   if (server === undefined || server.major < 15)
     throw new Error(`Postgres 15 or later is needed: this is ${server?.version}`)
   if (server.encoding !== 'UTF8')
     throw new Error(`a database with encoding UTF8 is needed, to store any payload: this one has ${server.encoding}`)
+  if (server.plans !== 'force_custom_plan')
+    throw new Error('the settings of a connection do not reach Postgres: connect to it directly, not through a pooler')
 }
 
 /** A queue that another application has made here would be taken over, jobs and all. */
@@ -110,6 +137,16 @@ async function requireOwnQueue(sql: Db): Promise<void> {
     if (others.length === 0) return
   }
   throw new Error('the schema pgboss of this database belongs to another application: a database of its own is needed')
+}
+
+/** Whether files have not been applied. */
+async function isBehind(sql: Db): Promise<boolean> {
+  try {
+    return (await missing(sql)).length > 0
+  } catch (error) {
+    if (isGone(error)) return true
+    throw error
+  }
 }
 
 /** The files that have not been applied, in order. */

@@ -1,19 +1,23 @@
 import { randomUUID } from 'node:crypto'
 import { PgBoss, type Db as QueueDb } from 'pg-boss'
+import { startOptions } from './db/settings.ts'
 import type { Log } from './log.ts'
 import { bossAddress, DELIVERIES, type QueueSettings, queues } from './queue.ts'
 
 /**
  * Installs pg-boss's schema, makes the two queues where they are missing, and makes pg-boss's own statements callable from our
  * functions, so that publishing, claiming and recording are one round trip each and still queue exactly as pg-boss would.
- * Safe when several processes do it at once. Each start installs these as its own version of pg-boss has them, so that they
- * always fit the schema that pg-boss has been brought to.
+ * Safe when several processes do it at once. Each start installs these as its own version of pg-boss has them, so that they always
+ * fit the schema that pg-boss has been brought to. Throws a retryable error if others do not let go of a table soon.
  */
 export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<void> {
-  const boss = new PgBoss({ ...bossAddress(url), max: 1, supervise: false, schedule: false })
+  const address = bossAddress(url)
+  // While this waits for a table, everybody else who wants it waits behind. Autovacuum gives way after a second.
+  const options = startOptions(address.options, { lock_timeout: '1500ms' })
+  const boss = new PgBoss({ ...address, options, max: 1, supervise: false, schedule: false })
   boss.on('error', (error) => log.error({ err: error }, 'queue.error'))
-  await boss.start()
   try {
+    await boss.start()
     for (const { name, options } of queues(settings)) {
       if ((await boss.getQueue(name)) === null)
         await boss.createQueue(name, { ...options, partition: name === DELIVERIES })

@@ -56,10 +56,10 @@ export async function startService(options: {
   /** Aborted when attempts in flight are to be handed back at once. */
   hurry: AbortSignal
 }): Promise<{ port: number }> {
-  const { config, database, mode, log, closers } = options
+  const { config, mode, log, closers } = options
   const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
   const version = await readVersion()
-  await untilReachable(database.url, log)
+  const database = { ...options.database, url: await untilReachable(options.database.url, log) }
   if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
   const secretBox = createSecretBox(database.encryptionKeys)
   const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }): Pool => {

@@ -153,6 +153,18 @@ suite('starting', { concurrency: 3 }, () => {
     )
   })
 
+  test('a pooler that swallows the settings of connections ends the start, whether or not it migrates', async (t) => {
+    const { url } = await createDatabase(t)
+    const pooler = await startProxy(t, url, { pools: true })
+    for (const args of [[], ['--no-migrate']]) {
+      const program = runProgram(t, { args, env: testEnvironment(pooler.url) })
+      // One that starts is waited for as well, or the test would last for ever.
+      await Promise.race([program.exited, program.logged('service.ready')])
+      assert.match(program.stdout(), /connect to it directly, not through a pooler/)
+      assert.equal((await program.exited).code, 1)
+    }
+  })
+
   test('a database of which all tables are published delivers as before', async (t) => {
     const { url: databaseUrl, sql } = await createDatabase(t)
     await sql`create publication everything for all tables`
@@ -334,6 +346,36 @@ suite('starting', { concurrency: 3 }, () => {
       select current_setting('transaction_isolation') as isolation, current_setting('array_nulls') as nulls,
         current_setting('lock_timeout') as waits, current_setting('idle_session_timeout') as idles`
     assert.deepEqual({ ...settings }, { isolation: 'read committed', nulls: 'on', waits: '0', idles: '0' })
+  })
+
+  test('a role whose transactions may not last long is served all the same, from the first migration on', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t, { template: null })
+    const [server] = await sql`select current_setting('transaction_timeout', true) is not null as can`
+    if (!server?.can) return t.skip('before Postgres 17 there is no such limit')
+    await sql.text(`alter database ${new URL(databaseUrl).pathname.slice(1)} set transaction_timeout = '10ms'`)
+    const receiver = await startReceiver(t)
+    const service = await startService(t, { databaseUrl })
+    const tenant = await createTenant(service)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    await tenant.publish()
+    await receiver.until(1)
+  })
+
+  test('a role that may make no schemas any more can start where there are some', async (t) => {
+    const { url, sql } = await createDatabase(t, { template: null })
+    const name = new URL(url).pathname.slice(1)
+    await sql.text(`create role ${name} login password '${PASSWORD}'`)
+    cleanUp(t, async () => {
+      await sql.text(`drop owned by ${name} cascade`)
+      await sql.text(`drop role ${name}`)
+    })
+    const limited = new URL(url)
+    limited.username = name
+    await sql.text(`grant create on database ${name} to ${name}`)
+    const first = await startService(t, { databaseUrl: limited.href })
+    await first.stop()
+    await sql.text(`revoke create on database ${name} from ${name}`)
+    await startService(t, { databaseUrl: limited.href })
   })
 
   test('without DATABASE_URL the service keeps a Postgres of its own, which survives kill -9 and a restart', async (t) => {

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { readFile, symlink } from 'node:fs/promises'
+import { cp, readFile, symlink, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { suite, type TestContext, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
@@ -240,7 +240,82 @@ suite('a table that a start has to change', { concurrency: true }, () => {
     await program.logged('service.ready')
     await sql`select bundle from waybill.deliveries`
   })
+
+  test('is waited for likewise if it is the queue', async (t) => {
+    const { url, sql } = await createDatabase(t)
+    const [queue] =
+      await sql`select format('pgboss.%I', table_name) as jobs from pgboss.queue where name = 'deliveries'`
+    // As before 0.1.1; a start drops it.
+    await sql.text(`alter table ${queue!.jobs} add constraint own foreign key (name) references pgboss.queue (name)`)
+    const program = await sql.begin(async (dump) => {
+      await dump.text(`select from ${queue!.jobs}`)
+      const started = runProgram(t, { args: ['--mode', 'api'], env: testEnvironment(url) })
+      await started.logged('migration.blocked')
+      return started
+    })
+    await program.logged('service.ready')
+    assert.equal((await sql`select from pg_constraint where conname = 'own'`).length, 0)
+  })
+
+  test('is not waited for while autovacuum is at it', async (t) => {
+    const { url, sql } = await createDatabase(t)
+    await sql`alter table waybill.deliveries drop column bundle`
+    await sql`delete from waybill.migrations where file = '0025_bundles.sql'`
+    await sql`
+      insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, updated_at)
+      select 'acme', waybill.make_id(now()), gen_random_uuid(), gen_random_uuid(), 'x', 'delivered', now() from generate_series(1, 10000)`
+    await sql`update waybill.deliveries set attempt_count = 1`
+    // A tenth of a second for each page.
+    await sql.text(`do $$ begin
+      execute (select format('alter table %s set (autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1,
+        autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 0)', tableoid::regclass) from waybill.deliveries limit 1);
+    end $$`)
+    const configure = async (statement: string) => {
+      await sql.text(statement)
+      await sql`select pg_reload_conf()`
+    }
+    const vacuuming = () => sql`
+      select from pg_stat_progress_vacuum where datname = current_database() and relid = (select tableoid from waybill.deliveries limit 1)`
+    try {
+      await configure("alter system set autovacuum_naptime = '1s'")
+      await waitFor(async () => (await vacuuming()).length > 0, { timeoutMs: 60_000, what: 'autovacuum to begin' })
+      const { logs } = await startService(t, { databaseUrl: url, mode: 'api' })
+      assert.equal(logs.filter(({ msg }) => msg === 'migration.blocked').length, 0)
+    } finally {
+      await configure('alter system reset autovacuum_naptime')
+    }
+  })
+
+  test('is not waited for by a start that has nothing to change, as of the version before', async (t) => {
+    const { url, sql } = await createDatabase(t)
+    const [functions] = await sql`select checksum from waybill.functions`
+    // What is missing is a later version's file: this program knows nothing of it.
+    const later = await laterVersion(t, 'alter table waybill.deliveries add column later int;')
+    await sql.begin(async (dump) => {
+      await dump`select from waybill.deliveries`
+      const start = (main?: string) =>
+        runProgram(t, { args: ['--mode', 'api'], env: testEnvironment(url), ...(main && { main }) })
+      const first = start(later)
+      await first.logged('migration.blocked')
+      const second = start(later)
+      await second.logged('migration.waiting')
+      await startService(t, { databaseUrl: url, mode: 'api' })
+      assert.equal(second.logs.filter(({ msg }) => msg === 'migration.blocked').length, 0, 'one at a time tries')
+      await Promise.all([first.kill(), second.kill()])
+    })
+    assert.deepEqual([...(await sql`select checksum from waybill.functions`)], [functions])
+  })
 })
+
+/** The main file of a later version, whose start also applies `file`. */
+async function laterVersion(t: TestContext, file: string): Promise<string> {
+  const directory = await createDirectory(t)
+  for (const name of ['src', 'sql', 'package.json'])
+    await cp(join(ROOT, name), join(directory, name), { recursive: true })
+  await symlink(join(ROOT, 'node_modules'), join(directory, 'node_modules'))
+  await writeFile(join(directory, 'sql/9999_later.sql'), file)
+  return join(directory, 'src/main.ts')
+}
 
 /** What migrations and functions make of the database, but for the days. */
 async function schemaOf(sql: Pool) {

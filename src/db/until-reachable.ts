@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { DatabaseError } from 'pg'
 import type { Log } from '../log.ts'
 import { openDb } from './open.ts'
+import { readDatabaseUrl } from './url.ts'
 
 /** How long a start waits for a database that is not there yet; whoever supervises the process may then start it anew. */
 const START_PATIENCE_MS = 60_000
@@ -11,15 +12,18 @@ const PASSING = ['57P03', '57P01', '53300']
 
 /**
  * Resolves when the database answers, so that it does not matter which of the two starts first. Throws its error if it refuses
- * (wrong password, no such database), and the last failure if it cannot be reached for a minute.
+ * (wrong password, no such database), and the last failure if it cannot be reached for a minute. Returns the address to use from
+ * then on: where the server can end transactions that take long, it asks it not to (earlier ones refuse a setting they do not know).
  */
-export async function untilReachable(url: string, log: Log): Promise<void> {
+export async function untilReachable(url: string, log: Log): Promise<string> {
   const until = performance.now() + START_PATIENCE_MS
   for (let tries = 1; ; tries++) {
     const pool = openDb(url, { log, name: 'waybill start', max: 1 })
     try {
-      await pool`select 1`
-      return
+      const [server] = await pool<
+        { ends: string | null }[]
+      >`select current_setting('transaction_timeout', true) as ends`
+      return server?.ends ? withOption(url, '-c transaction_timeout=0') : url
     } catch (error) {
       // The driver's own words, as when a password is asked for and there is none.
       const isOfLogin = error instanceof Error && error.message.startsWith('SASL')
@@ -35,4 +39,10 @@ export async function untilReachable(url: string, log: Log): Promise<void> {
     }
     await sleep(START_PAUSE_MS)
   }
+}
+
+function withOption(url: string, option: string): string {
+  const address = new URL(url)
+  address.searchParams.set('options', `${readDatabaseUrl(url).options} ${option}`)
+  return address.href
 }

@@ -26,9 +26,14 @@ export type Proxy = {
 
 /**
  * A TCP proxy in front of a Postgres, with which a test takes the database away and gives it back. `bytesPerMs`: what each
- * connection gets from the database, at most.
+ * connection gets from the database, at most. `pools`: like a pooler that is told to ignore `options`, it tells the database nothing of
+ * the settings that connections ask for.
  */
-export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs = Infinity } = {}): Promise<Proxy> {
+export async function startProxy(
+  scope: Scope,
+  databaseUrl: string,
+  { bytesPerMs = Infinity, pools = false } = {},
+): Promise<Proxy> {
   const target = new URL(databaseUrl)
   /** By what leads to the client, what leads to the server. */
   const pairs = new Map<Socket, Socket>()
@@ -55,7 +60,7 @@ export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs
       [inside, outside],
       [outside, inside],
     ] as const) {
-      const carry = (chunk: Buffer) => holes.has(inside) || to.write(chunk)
+      const carry = (chunk: Buffer) => holes.has(inside) || to.write(pools ? withoutSettings(chunk) : chunk)
       // Timers of one length fire in the order in which they were set, so nothing is overtaken.
       from.on('data', (chunk) => void (delayMs > 0 ? setTimeout(carry, delayMs / 2, chunk) : carry(chunk)))
       from.on('error', () => {})
@@ -138,3 +143,10 @@ export async function startProxy(scope: Scope, databaseUrl: string, { bytesPerMs
     },
   }
 }
+
+/** A first message whose `options` are blank. */
+const withoutSettings = (message: Buffer) =>
+  Buffer.from(
+    message.toString('latin1').replace(/(?<=\0options\0)[^\0]*/, (settings) => ' '.repeat(settings.length)),
+    'latin1',
+  )
