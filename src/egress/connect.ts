@@ -1,13 +1,12 @@
 import { request as askPlainly } from 'node:http'
 import { request as askWithTls } from 'node:https'
 import { connect as connectTcp, isIP, type Socket } from 'node:net'
-import { connect as connectTls, createSecureContext, DEFAULT_CIPHERS, type SecureContext } from 'node:tls'
-import { LRUCache } from 'lru-cache'
 import type { buildConnector } from 'undici'
 import { type AddressRange, isBlockedAddress } from './address.ts'
 import { isLocalhostName } from './destination.ts'
 import { ConnectError, classify, classifyTls, connectError, failure, LocalFault } from './failure.ts'
 import type { NameResolver } from './resolve.ts'
+import type { StartTls } from './tls.ts'
 
 /**
  * How long one address is tried before the next (the last has no limit of its own); Node tries them one after the other. Long
@@ -17,13 +16,7 @@ const NEXT_ADDRESS_AFTER_MS = 2000
 /** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8
 
-/** For all remembered TLS sessions as stored, and for one at most: most take one to three KiB, depending on the certificate. */
-const SESSIONS_BYTES = 8 * 1024 * 1024
-const SESSION_BYTES = 16 * 1024
-/** With a session a receiver need not show its certificate again; after this it must, however often the session was resumed. */
-const SESSION_MS = 3_600_000
-
-interface Target {
+export interface Target {
   hostname: string
   port: number
 }
@@ -103,61 +96,6 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
     })
 }
 
-/** Starts TLS on a connected socket; `done` is called once. */
-type StartTls = (tcp: Socket, target: Target, done: (error: Error | null, socket: Socket | null) => void) => void
-
-/**
- * For HTTP/1.1. Trusted authorities and ciphers are worked out once, as that takes 0.3 ms; and a receiver's session is kept, with
- * which its next handshake takes 1 ms instead of 1.7. (undici's own connector does the former each time, and loses the latter to
- * the next garbage collection.) Without DHE, where the receiver chooses the modulus: one of 10,000 bits stops this process for a
- * second.
- */
-export function createTls(): StartTls {
-  const sessions = new LRUCache<string, Buffer>({
-    maxSize: SESSIONS_BYTES,
-    maxEntrySize: SESSION_BYTES,
-    sizeCalculation: ({ length }) => length,
-  })
-  let secureContext: SecureContext | undefined
-  return (tcp, { hostname, port }, done) => {
-    secureContext ??= createSecureContext({ ciphers: `${DEFAULT_CIPHERS}:!DHE` })
-    const receiver = `${hostname}:${port}`
-    let waiting = true
-    let keepUntil = 0
-    const socket = connectTls({
-      socket: tcp,
-      host: hostname,
-      servername: serverName(hostname),
-      ALPNProtocols: ['http/1.1'],
-      secureContext,
-      rejectUnauthorized: true,
-      session: sessions.get(receiver),
-    })
-    // Listening from the start, or Node would not look for sessions. It holds them back until the event below.
-    socket.on('session', (session) => {
-      const ttl = Math.ceil(keepUntil - performance.now())
-      // A copy, since this one keeps 64 KiB of Node's pool from being freed.
-      if (ttl > 0) sessions.set(receiver, Buffer.from(Uint8Array.from(session).buffer), { ttl })
-    })
-    socket.once('secureConnect', () => {
-      waiting = false
-      // Only for a full handshake: if resumed sessions counted, the certificate might never be checked again.
-      if (!socket.isSessionReused()) keepUntil = performance.now() + SESSION_MS
-      done(null, socket)
-    })
-    socket.on('error', (error) => {
-      if (waiting) {
-        waiting = false
-        // It may be the session that the receiver cannot cope with.
-        sessions.delete(receiver)
-        done(error, null)
-      }
-      // Otherwise undici takes the end that follows an alert for the cause.
-      else socket.destroy(error)
-    })
-  }
-}
-
 /**
  * The connector of one undici client: TCP by `openTcp`, then TLS where the URL asks for it. `onOpened` gets the TCP socket, whose
  * `bytesRead` counts all that came in, encrypted or not, and a function that ends the connection with an error at any later
@@ -198,9 +136,6 @@ export function createConnector(
     )
   }
 }
-
-/** The name without the dot that a URL may have at its end (RFC 6066, section 3), and none for an address. */
-const serverName = (hostname: string) => (isIP(hostname) === 0 ? hostname.replace(/\.$/, '') : '')
 
 async function findAddresses(
   hostname: string,

@@ -1,8 +1,9 @@
 import type { Socket } from 'node:net'
 import { Client } from 'undici'
 import { Line, type Place } from '../line.ts'
-import { createConnector, createTls, type OpenTcp } from './connect.ts'
+import { createConnector, type OpenTcp } from './connect.ts'
 import { ConnectError, failure } from './failure.ts'
+import { createTls } from './tls.ts'
 
 /**
  * How long an unused connection stays open. Node's server closes idle ones after 5 seconds; closing before it does avoids most

@@ -2,11 +2,11 @@ import type { Pool } from '../db/open.ts'
 import { LocalFault } from '../egress/failure.ts'
 import { Line } from '../line.ts'
 import type { Log } from '../log.ts'
+import { until } from '../pacing.ts'
 import { MissingKey } from '../secrets.ts'
 import { createBatcher } from './batch.ts'
 import { type Claim, type ClaimedJob, fromClaims, unclaim } from './claim.ts'
 import { insist } from './insist.ts'
-import { until } from './pacing.ts'
 import { PayloadLate } from './payload.ts'
 
 const NOT_HERE_MS = 1000

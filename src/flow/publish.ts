@@ -3,9 +3,9 @@ import { LRUCache } from 'lru-cache'
 import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { textList } from '../db/statement.ts'
 import { isSameJson } from '../json.ts'
+import { heavyTurn } from '../pacing.ts'
 import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
-import { heavyTurn } from './pacing.ts'
 
 /** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
 type PublishLimits = {

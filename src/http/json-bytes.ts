@@ -1,4 +1,4 @@
-import { heavyTurn } from '../flow/pacing.ts'
+import { heavyTurn } from '../pacing.ts'
 
 /** How much of a list is written in one turn of the event loop: a page of 24 MiB would take a tenth of a second at a stretch. */
 const PIECE_LENGTH = 64 * 1024

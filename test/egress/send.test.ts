@@ -911,7 +911,7 @@ for (const tls of [false, true])
     ] as const
     for (const [receiver, scheme, error] of attempts) {
       const before = proxy.asked.length
-      assertFailed(await post(`${scheme}://a.example.test:${receiver.port}/`), error)
+      assertFailed(await post(`${scheme}://a.example.test:${receiver.port}/`), error, 'response_too_large')
       await allClosed(receiver)
       assert.equal(proxy.asked.length - before, 1, 'one connection')
     }

@@ -1,0 +1,123 @@
+import type { Socket } from 'node:net'
+import { Duplex } from 'node:stream'
+import { LRUCache } from 'lru-cache'
+import { createTurns } from '../pacing.ts'
+import { ConnectError, failure } from './failure.ts'
+
+/**
+ * As much may come in during a watched handshake; certificates of well-known authorities take 3 to 10 KB. OpenSSL checks all that a
+ * receiver shows at one go, trusted or not, up to 100 KB: seventy keys of 3,072 bits with exponents of the same length take half a
+ * second.
+ */
+const HANDSHAKE_BYTES = 32 * 1024
+/** A handshake that takes this much CPU is dear: a usual one takes 2 ms. */
+const DEAR_MS = 5
+/** A receiver whose dear handshakes failed after as much in all gets no further one until so long after the last. */
+const MAX_DEAR_MS = 100
+const REFUSED_MS = 600_000
+/**
+ * Watching costs a fifth of a delivery's time as long as the connection lasts. So a receiver none of whose handshakes failed for an
+ * hour, and whose last one succeeded, is trusted with some that nobody watches. Should it use all to send what it can, the worker
+ * stands still for seven seconds, once.
+ */
+const DISTRUST_MS = 3_600_000
+const MAX_UNWATCHED = 16
+
+const TOO_DEAR = {
+  error: 'tls_error',
+  errorMessage: 'TLS handshakes with this receiver failed and took too long; there is a pause of ten minutes',
+} as const
+
+/** What TLS is to read from and write to; and who began the handshake says when it is over, and how it went. */
+type Handshake = { stream: Duplex; over: (succeeded: boolean) => void }
+
+/** Begins TLS handshakes such that no receiver can stop this process with what it shows. `receiver` is a name and a port. */
+export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake {
+  /** What dear handshakes that failed have taken, in ms. */
+  const dear = new LRUCache<string, number>({ max: 10_000, ttl: REFUSED_MS })
+  const trusted = new LRUCache<string, boolean>({ max: 10_000, ttl: DISTRUST_MS })
+  const turn = createTurns(1)
+  let unwatched = 0
+
+  const judge = (receiver: string, succeeded: boolean) => {
+    if (!succeeded) trusted.set(receiver, false)
+    else if (trusted.get(receiver) !== false) trusted.set(receiver, true)
+  }
+
+  function trust(tcp: Socket, receiver: string): Handshake {
+    let isOver = false
+    unwatched++
+    const over = (succeeded: boolean) => {
+      if (isOver) return
+      isOver = true
+      unwatched--
+      judge(receiver, succeeded)
+    }
+    tcp.once('close', () => over(false))
+    return { stream: tcp, over }
+  }
+
+  function watch(tcp: Socket, receiver: string): Handshake {
+    let isOver = false
+    let takenMs = 0
+    let countedMs = 0
+    const count = (ms: number) => {
+      dear.set(receiver, (dear.get(receiver) ?? 0) + ms - countedMs)
+      countedMs = ms
+    }
+    const step = (work: () => void) => {
+      if ((dear.get(receiver) ?? 0) >= MAX_DEAR_MS) return void tcp.destroy(new ConnectError(TOO_DEAR))
+      const before = process.threadCpuUsage()
+      work()
+      const { user, system } = process.threadCpuUsage(before)
+      takenMs += (user + system) / 1000
+      if (!isOver && takenMs >= DEAR_MS) count(takenMs)
+    }
+    const over = (succeeded: boolean) => {
+      isOver = true
+      if (succeeded && countedMs > 0) count(0)
+      judge(receiver, succeeded)
+    }
+    return { stream: inSteps(tcp, { isOver: () => isOver, turn, step }), over }
+  }
+
+  return (tcp, receiver) =>
+    trusted.get(receiver) && unwatched < MAX_UNWATCHED ? trust(tcp, receiver) : watch(tcp, receiver)
+}
+
+/**
+ * The connection, of which each chunk that comes in before the handshake is over is handed on by `step` in a `turn` of its own, so
+ * that many dear ones at once do not stop everything else. Given the socket itself, TLS would read from it unseen.
+ */
+function inSteps(
+  tcp: Socket,
+  handshake: { isOver: () => boolean; turn: () => Promise<void>; step: (work: () => void) => void },
+): Duplex {
+  let queued = 0
+  let last = Promise.resolve()
+  const stream = new Duplex({
+    read: () => void tcp.resume(),
+    write: (chunk: Buffer, _encoding, done) => void tcp.write(chunk, done),
+    final: (done) => void tcp.end(done),
+    destroy(error, done) {
+      tcp.destroy()
+      done(error)
+    },
+  })
+  const handOn = (chunk: Buffer) => void (stream.push(chunk) || tcp.pause())
+  tcp.on('data', (chunk) => {
+    if (queued === 0 && handshake.isOver()) return handOn(chunk)
+    if (!handshake.isOver() && tcp.bytesRead > HANDSHAKE_BYTES)
+      return void tcp.destroy(new ConnectError(failure('response_too_large')))
+    queued++
+    last = handshake.turn().then(() => {
+      queued--
+      if (handshake.isOver()) handOn(chunk)
+      else handshake.step(() => handOn(chunk))
+    })
+  })
+  tcp.once('end', () => void last.then(() => stream.push(null)))
+  tcp.on('error', (error) => stream.destroy(error))
+  tcp.once('close', () => stream.destroy())
+  return stream
+}

@@ -1,0 +1,124 @@
+import assert from 'node:assert/strict'
+import { constants, createPrivateKey, createPublicKey, randomBytes } from 'node:crypto'
+import { type TestContext, test } from 'node:test'
+import {
+  createSecureContext,
+  createServer,
+  getCACertificates,
+  setDefaultCACertificates,
+  type TLSSocket,
+  type TlsOptions,
+} from 'node:tls'
+import { parseRange } from '../../src/egress/address.ts'
+import { createSender } from '../../src/egress/send.ts'
+import { AUTHORITY, KEY, TRUSTED } from '../support/certificates.ts'
+import { listen, onRequest } from '../support/tcp.ts'
+
+setDefaultCACertificates([...getCACertificates(), AUTHORITY])
+
+/** Of modulus, exponent and signature of certificates. OpenSSL takes exponents of this length, with which a check takes 6 ms. */
+const KEY_BYTES = 384
+
+function der(tag: number, ...parts: Buffer[]): Buffer {
+  const content = Buffer.concat(parts)
+  const { length } = content
+  const head = length < 128 ? [length] : length < 256 ? [0x81, length] : [0x82, length >> 8, length & 255]
+  return Buffer.concat([Buffer.from([tag, ...head]), content])
+}
+const sequence = (...parts: Buffer[]) => der(0x30, ...parts)
+const hex = (text: string) => Buffer.from(text, 'hex')
+const name = (text: string) => sequence(der(0x31, sequence(hex('0603550403'), der(0x0c, Buffer.from(text)))))
+const odd = (first: number) => Buffer.concat([Buffer.from([first]), randomBytes(KEY_BYTES - 2), Buffer.from([1])])
+
+/** A certificate with a signature that nobody made: it is checked all the same. */
+function certificate(subject: string, issuer: string, key: Buffer): string {
+  const algorithm = hex('300d06092a864886f70d01010b0500')
+  const validity = sequence(der(0x17, Buffer.from('200101000000Z')), der(0x17, Buffer.from('490101000000Z')))
+  const isAuthority = der(0xa3, hex('3011300f0603551d130101ff040530030101ff'))
+  const content = sequence(hex('a003020102020155'), algorithm, name(issuer), validity, name(subject), key, isAuthority)
+  const all = sequence(content, algorithm, der(3, Buffer.from([0]), odd(0x3f)))
+  return `-----BEGIN CERTIFICATE-----\n${(all.toString('base64').match(/.{1,64}/g) ?? []).join('\n')}\n-----END CERTIFICATE-----\n`
+}
+
+/** A certificate of KEY, and as many above it, each of which takes long to check. */
+function dearChain(length: number): string {
+  const own = createPublicKey(createPrivateKey(KEY)).export({ type: 'spki', format: 'der' })
+  const dear = () =>
+    sequence(
+      hex('300d06092a864886f70d0101010500'),
+      der(3, Buffer.from([0]), sequence(der(2, Buffer.from([0]), odd(0xff)), der(2, odd(0x7e)))),
+    )
+  const above = Array.from({ length }, (_, i) => certificate(`a${i}`, `a${i + 1}`, dear()))
+  return [certificate('localhost', 'a0', own), ...above].join('')
+}
+
+async function start(t: TestContext, options: TlsOptions, onRequested = (_socket: TLSSocket) => {}) {
+  const server = createServer({ key: KEY, ...options })
+  const receiver = await listen(server, 'secureConnection', (socket: TLSSocket) => {
+    socket.on('error', () => {})
+    onRequest(socket, () => onRequested(socket))
+  })
+  t.after(() => receiver.close())
+  const sender = createSender({ allow: [parseRange('127.0.0.0/8')!], timeoutMs: 5000 })
+  t.after(() => sender.close())
+  const post = async () => {
+    const { error } = await sender.send({ url: receiver.url.replace('http:', 'https:'), headers: {}, body: '{}' })
+    return error
+  }
+  return Object.assign(post, { server })
+}
+
+/** CPU that ten attempts take, in ms, with the receiver's part. */
+async function cost(post: () => Promise<unknown>): Promise<number> {
+  const before = process.threadCpuUsage()
+  for (let i = 0; i < 10; i++) await post()
+  const { user, system } = process.threadCpuUsage(before)
+  return (user + system) / 1000
+}
+
+test('a receiver with many certificates that take long to check is refused before they are', async (t) => {
+  const post = await start(t, { cert: dearChain(60) })
+  assert.equal(await post(), 'response_too_large')
+  const ms = await cost(post)
+  t.diagnostic(`${Math.round(ms)} ms`)
+  assert.ok(ms < 1000)
+})
+
+for (const length of [4, 20])
+  test(`a receiver whose handshakes take long to fail gets few of them (${length} certificates)`, async (t) => {
+    const post = await start(t, { cert: dearChain(length) })
+    assert.equal(await post(), 'tls_error')
+    for (let i = 0; i < 10; i++) await post()
+    const ms = await cost(post)
+    t.diagnostic(`${Math.round(ms)} ms`)
+    assert.ok(ms < 100)
+  })
+
+test('a receiver cannot begin a second handshake on a connection', async (t) => {
+  const dear = createSecureContext({ key: KEY, cert: dearChain(60) })
+  const secureOptions = constants.SSL_OP_NO_SESSION_RESUMPTION_ON_RENEGOTIATION
+  let again = 0
+  const post = await start(t, { cert: TRUSTED, maxVersion: 'TLSv1.2', secureOptions }, (socket) => {
+    socket.setKeyCert(dear)
+    socket.renegotiate({ rejectUnauthorized: false }, (error) => {
+      if (error === null || error === undefined) again++
+    })
+  })
+  const ms = await cost(post)
+  t.diagnostic(`${Math.round(ms)} ms`)
+  assert.equal(again, 0)
+  assert.ok(ms < 1000)
+})
+
+test('a receiver that is trusted since all went well can take long once', async (t) => {
+  const post = await start(t, { cert: TRUSTED }, (socket) => {
+    socket.end('HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n')
+  })
+  assert.equal(await post(), null)
+  post.server.setSecureContext({ key: KEY, cert: dearChain(60) })
+  assert.equal(await post(), 'tls_error', 'nobody watches')
+  assert.equal(await post(), 'response_too_large')
+  const ms = await cost(post)
+  t.diagnostic(`${Math.round(ms)} ms`)
+  assert.ok(ms < 1000)
+})
