@@ -26,7 +26,17 @@ import {
 import { readUsage } from './usage.ts'
 
 const deliveryPath = z.object({ delivery_id: id('delivery') })
-const oneDelivery = answers('The delivery', z.object({ ok: z.literal(true) }).extend(deliveryRecord.shape))
+const delivery = z.object({ ok: z.literal(true) }).extend(deliveryRecord.shape)
+
+/** What examples of a delivery that was given up on, or has just been replayed, have of their own. */
+const GIVEN_UP = {
+  status: 'dead_lettered',
+  attempt_count: 15,
+  last_status_code: 503,
+  last_error: 'http_status',
+  dead_letter_reason: 'retries_exhausted',
+}
+const REPLAYED = { status: 'pending', next_attempt_at: '2026-11-20T09:30:00.000Z', completed_at: null }
 
 const listDeliveries = createRoute({
   method: 'get',
@@ -48,7 +58,10 @@ const listDeadLetters = createRoute({
   summary: 'List dead-lettered deliveries',
   description: 'Deliveries that were given up on. Each waits here until it is replayed or falls to retention.',
   request: { query: dlqQuery },
-  responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
+  responses: {
+    200: answers('Newest first', listOf(deliveryRecord), { data: [GIVEN_UP] }),
+    ...errorAnswers(...TENANT_ERRORS),
+  },
 })
 
 const getDelivery = createRoute({
@@ -59,7 +72,7 @@ const getDelivery = createRoute({
   summary: 'Read a delivery',
   description: 'What has become of one event at one endpoint.',
   request: { params: deliveryPath },
-  responses: { 200: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
+  responses: { 200: answers('The delivery', delivery), ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
 })
 
 const attempt = z
@@ -80,7 +93,7 @@ const attempt = z
     retry_state: z
       .enum(['succeeded', 'will_retry', 'exhausted'])
       .openapi({ description: '`exhausted`: the delivery was given up on with this attempt.', example: 'will_retry' }),
-    next_attempt_at: timestamp.nullable(),
+    next_attempt_at: timestamp.nullable().openapi({ example: '2026-11-20T09:30:07.000Z' }),
     started_at: timestamp.openapi({ description: 'If the worker was lost: when that was found out.' }),
   })
   .openapi('Attempt')
@@ -109,7 +122,10 @@ const replay = createRoute({
   description:
     'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. If the endpoint is failing, the delivery becomes the next probe, unless one is under way. Nothing is queued twice.',
   request: { params: deliveryPath },
-  responses: { 202: oneDelivery, ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'monthly_attempts') },
+  responses: {
+    202: answers('The delivery', delivery, REPLAYED),
+    ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'monthly_attempts'),
+  },
 })
 
 type AttemptRow = Omit<z.infer<typeof attempt>, 'next_attempt_at' | 'started_at'> & {

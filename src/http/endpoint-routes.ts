@@ -24,11 +24,12 @@ export const standingFields = {
       '`failing`: it has failed for a while, and gets one probe at a time. `recovering`: it answers again, and gets what was held in growing chunks. `inactive`: it gets nothing.',
   }),
   state_reason: z.string().nullable().openapi({ description: 'In words; null while active.', example: null }),
-  state_since: timestamp.nullable(),
+  state_since: timestamp.nullable().openapi({ description: 'Null while active.', example: null }),
   held_count: count.openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
   next_probe_at: timestamp.nullable().openapi({
     description:
       'While failing: when the next of its held deliveries is tried. Null if none is held, or if the endpoint is ordered and its first delivery waits for a retry: see that delivery’s `next_attempt_at`.',
+    example: null,
   }),
 }
 
@@ -38,12 +39,12 @@ const endpointRecord = z
     tenant_id: ownTenant,
     url: z.string().openapi({ example: URL_EXAMPLE }),
     description: z.string().nullable().openapi({ example: 'Billing' }),
-    subscribed_events: z.array(z.string()).openapi({ example: ['invoice.paid'] }),
+    subscribed_events: z.array(z.string()).openapi({ example: ['invoice.paid', 'invoice.voided'] }),
     is_active: z
       .boolean()
       .openapi({ description: 'An inactive endpoint gets no new events; what already waits for it is kept.' }),
-    max_per_second: z.int().nullable().openapi({ description: 'Null for no limit.', example: null }),
-    ordered: z.boolean(),
+    max_per_second: z.int().nullable().openapi({ description: 'Null for no limit.', example: 50 }),
+    ordered: z.boolean().openapi({ example: false }),
     ...standingFields,
     created_at: timestamp,
     updated_at: timestamp,
@@ -182,9 +183,10 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     responses: {
       200: answers(
         'The endpoint; its new signing secret is shown only here',
-        ok
-          .extend(endpointRecord.shape)
-          .extend({ signing_secret: signingSecret, previous_secret_expires_at: timestamp }),
+        ok.extend(endpointRecord.shape).extend({
+          signing_secret: signingSecret,
+          previous_secret_expires_at: timestamp.openapi({ example: '2026-11-21T09:30:00.000Z' }),
+        }),
       ),
       ...errorAnswers(...TENANT_ERRORS, 'endpoint_not_found'),
     },

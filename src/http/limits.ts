@@ -31,8 +31,8 @@ const getUsage = createRoute({
         .object({
           ok: z.literal(true),
           month: z.string().openapi({ example: '2026-11' }),
-          period_start: timestamp,
-          period_end: timestamp.openapi({ description: 'Exclusive.' }),
+          period_start: timestamp.openapi({ example: '2026-11-01T00:00:00.000Z' }),
+          period_end: timestamp.openapi({ description: 'Exclusive.', example: '2026-12-01T00:00:00.000Z' }),
           events_count: count.openapi({ example: 1200 }),
           attempts_count: count.openapi({
             description: 'Attempts that were started, and those that are about to be.',

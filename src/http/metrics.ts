@@ -21,7 +21,9 @@ const getMetrics = createRoute({
       z
         .object({
           ok: z.literal(true),
-          deliveries_by_status: z.object({ pending: count, retrying: count, delivered: count, dead_lettered: count }),
+          deliveries_by_status: z
+            .object({ pending: count, retrying: count, delivered: count, dead_lettered: count })
+            .openapi({ example: { pending: 0, retrying: 1, delivered: 41, dead_lettered: 0 } }),
           attempts_by_status_code: z.record(z.string(), count).openapi({
             description: 'Keys are status codes; `none` for no response, or a 2xx that broke off.',
             example: { '200': 41, '503': 2, none: 1 },
@@ -31,8 +33,13 @@ const getMetrics = createRoute({
             example: 0,
           }),
           dead_letter_count: count,
-          retry_count: count.openapi({ description: 'Attempts that were not the first of their delivery.' }),
-          endpoint_counts: z.object({ total: count, active: count, inactive: count }),
+          retry_count: count.openapi({
+            description: 'Attempts that were not the first of their delivery.',
+            example: 2,
+          }),
+          endpoint_counts: z
+            .object({ total: count, active: count, inactive: count })
+            .openapi({ example: { total: 2, active: 2, inactive: 0 } }),
           queue_age_seconds: z.number().openapi({
             description:
               'How long the oldest due delivery has been due, including those held only because their endpoint is busy; 0 if none is due.',

@@ -38,3 +38,15 @@ export function exampleOf(schema: Schema, schemas: Record<string, Schema>, where
     }
   }
 }
+
+/** An example in which `changes`, if any, replace what they name, in records and in each row of lists. */
+export function withChanges(example: unknown, changes: unknown): unknown {
+  if (changes === undefined) return example
+  if (Array.isArray(example) && Array.isArray(changes)) return example.map((row, i) => withChanges(row, changes[i]))
+  if (!isRecord(example) || !isRecord(changes)) return changes
+  const changed = Object.entries(changes).map(([name, value]) => [name, withChanges(example[name], value)])
+  return { ...example, ...Object.fromEntries(changed) }
+}
+
+const isRecord = (value: unknown): value is Record<string, unknown> =>
+  typeof value === 'object' && value !== null && !Array.isArray(value)

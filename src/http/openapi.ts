@@ -1,6 +1,6 @@
 import { ERRORS } from '../errors.ts'
 import { ERROR_BODIES, ERROR_EXAMPLES } from './error-answers.ts'
-import { exampleOf, type Schema } from './openapi-example.ts'
+import { exampleOf, type Schema, withChanges } from './openapi-example.ts'
 import { guide, TAGS } from './openapi-guide.ts'
 import { registerWebhook } from './openapi-webhook.ts'
 import type { App } from './route.ts'
@@ -109,5 +109,6 @@ function complete(operation: Operation, schemas: Record<string, Schema>): void {
 
 function addExamples(content: Record<string, Media> | undefined, schemas: Record<string, Schema>): void {
   const media = content?.['application/json']
-  if (media?.schema && media.examples === undefined) media.example = exampleOf(media.schema, schemas)
+  if (media?.schema && media.examples === undefined)
+    media.example = withChanges(exampleOf(media.schema, schemas), media.example)
 }

@@ -28,7 +28,10 @@ const runNow = createRoute({
         .object({
           ok: z.literal(true),
           applied: z.boolean(),
-          cutoff: timestamp.openapi({ description: 'What was created before this is deleted: a midnight UTC.' }),
+          cutoff: timestamp.openapi({
+            description: 'What was created before this is deleted: a midnight UTC.',
+            example: '2026-10-21T00:00:00.000Z',
+          }),
           events: count,
           deliveries: count,
           attempts: count,

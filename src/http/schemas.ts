@@ -163,6 +163,7 @@ const uuidFilter = z
 export const deliveryStatus = z.enum(['pending', 'retrying', 'delivered', 'dead_lettered']).openapi('DeliveryStatus', {
   description:
     '`pending`: not tried yet, or not since it was replayed. `retrying`: failed, and another attempt will follow. The other two are final until a replay.',
+  example: 'delivered',
 })
 
 const deliveryFilters = {
@@ -218,9 +219,10 @@ export function listBody<Row, Item>(
 
 const json = <Schema extends z.ZodType>(schema: Schema) => ({ 'application/json': { schema } })
 
-export const answers = <Schema extends z.ZodType>(description: string, schema: Schema) => ({
+/** `example`: what the example of the body has in place of the examples of its fields. */
+export const answers = <Schema extends z.ZodType>(description: string, schema: Schema, example?: object) => ({
   description,
-  content: json(schema),
+  content: { 'application/json': { schema, ...(example && { example }) } },
 })
 
 export const jsonBody = <Schema extends z.ZodType>(schema: Schema) => ({ required: true, content: json(schema) })

@@ -128,6 +128,42 @@ describe('the OpenAPI document', () => {
     assert.ok(checked > 100, `${checked} examples`)
   })
 
+  test('has no example that the service would not answer with', () => {
+    const example = (path: string, method = 'get', status = '200') =>
+      API.paths[path][method].responses[status].content['application/json'].example
+    const deliveries = [
+      example('/v1/deliveries').data[0],
+      example('/v1/dlq').data[0],
+      example('/v1/events/{event_id}/deliveries').data[0],
+      example('/v1/deliveries/{delivery_id}'),
+      example('/v1/deliveries/{delivery_id}/replay', 'post', '202'),
+    ]
+    assert.deepEqual(
+      deliveries.map(({ status }) => status),
+      ['delivered', 'dead_lettered', 'delivered', 'delivered', 'pending'],
+    )
+    for (const { status, ...row } of deliveries) {
+      assert.equal(row.completed_at !== null, status !== 'pending', status)
+      assert.equal(row.dead_letter_reason !== null, status === 'dead_lettered', status)
+      assert.equal(row.next_attempt_at !== null, status === 'pending', status)
+      if (status === 'delivered') assert.deepEqual([row.last_status_code, row.last_error], [200, null])
+    }
+    const [attempt] = example('/v1/deliveries/{delivery_id}/attempts').data
+    assert.ok(attempt.next_attempt_at > attempt.started_at)
+    for (const path of ['/v1/endpoints/{endpoint_id}', '/v1/endpoints/{endpoint_id}/health']) {
+      const { state, state_reason, state_since, next_probe_at } = example(path)
+      assert.deepEqual([state, state_reason, state_since, next_probe_at], ['active', null, null, null], path)
+    }
+    const rotated = example('/v1/endpoints/{endpoint_id}/rotate-secret', 'post')
+    assert.ok(rotated.previous_secret_expires_at > rotated.updated_at)
+    const { month, period_start, period_end } = example('/v1/usage/current')
+    assert.deepEqual(
+      [month, period_start, period_end],
+      ['2026-11', '2026-11-01T00:00:00.000Z', '2026-12-01T00:00:00.000Z'],
+    )
+    assert.match(example('/v1/admin/retention/run', 'post').cutoff, /T00:00:00\.000Z$/)
+  })
+
   test('explains every error', () => {
     for (const [status, text] of Object.values(ERRORS)) {
       assert.match(API.info.description, new RegExp(`\\| ${status} \\| \`${text}\` \\| [^|]+ \\| [^|]+ \\|`))
