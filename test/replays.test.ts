@@ -149,6 +149,29 @@ test('a replay of what waits for its retry says that it is due now', async (t) =
   assert.ok(Date.parse(body.next_attempt_at) <= clock!.now.getTime(), body.next_attempt_at)
 })
 
+test('a replay that has waited for the record of an attempt is not dated before that attempt', async (t) => {
+  const { sql, tenant, id } = await startRetrying(t)
+  const waits = () => sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+  for (const status of ['retrying', 'dead_lettered']) {
+    const replayed = await sql.begin(async (recording) => {
+      await recording`select from waybill.deliveries where delivery_id = ${id} for update`
+      const replaying = tenant.call('POST', `/v1/deliveries/${id}/replay`)
+      await waitFor(async () => (await waits()).length > 0, { what: 'the replay to wait' })
+      await recording`
+        update waybill.deliveries set status = ${status}::waybill.delivery_status, attempt_count = 1, last_attempt_at = clock_timestamp(),
+          updated_at = clock_timestamp()`
+      return { replaying }
+    })
+    const { body } = await replayed.replaying
+    assert.ok(
+      body.updated_at >= body.last_attempt_at,
+      `${status}: updated at ${body.updated_at}, attempted at ${body.last_attempt_at}`,
+    )
+    assert.ok(body.next_attempt_at >= body.last_attempt_at, `${status}: ${body.next_attempt_at}`)
+    await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${id}`
+  }
+})
+
 test('a replay while a probe is under way leaves that the probe, and brings no other', async (t) => {
   const { url, sql } = await createDatabase(t)
   const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))

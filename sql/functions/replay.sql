@@ -9,6 +9,7 @@ declare
   it record;
   is_finished boolean;
   is_queued boolean;
+  moment timestamptz;
 begin
   -- Retention also locks the event first, so whoever comes second sees what the first has done.
   with kept as materialized (
@@ -23,11 +24,13 @@ begin
   left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
   where d.tenant_id = tenant and d.delivery_id = delivery for update of d;
   if not found then return; end if;
+  -- The time of the transaction may lie before an attempt whose record this has waited for.
+  moment := clock_timestamp();
   is_finished := it.status in ('delivered', 'dead_lettered');
 
   if is_finished then
     update waybill.deliveries set status = 'pending', held = it.lines_up, bundle = null, earlier_attempts = attempt_count, spent_retries = 0,
-      dead_letter_reason = null, completed_at = null, next_attempt_at = case when not it.lines_up then now() end, updated_at = now()
+      dead_letter_reason = null, completed_at = null, next_attempt_at = case when not it.lines_up then moment end, updated_at = moment
     where tenant_id = tenant and delivery_id = delivery;
     perform waybill.count_deliveries(array[tenant, tenant], array[it.endpoint_id, it.endpoint_id], array[it.status, 'pending'], array[-1, 1]);
     if it.lines_up then perform waybill.count_held(array[tenant], array[it.endpoint_id], array[1]), pg_notify('waybill_held', ''); end if;
@@ -39,7 +42,7 @@ begin
     update pgboss.job set start_after = now(), priority = greatest(priority, waybill.retry_priority(now()))
     where name = 'deliveries' and id = delivery and state < 'active' and start_after > now();
     if found then
-      update waybill.deliveries set next_attempt_at = now(), updated_at = now() where tenant_id = tenant and delivery_id = delivery;
+      update waybill.deliveries set next_attempt_at = moment, updated_at = moment where tenant_id = tenant and delivery_id = delivery;
       perform pg_notify('waybill_due', 'retry');
       if it.lines_up then perform waybill.probe_now(tenant, it.endpoint_id, delivery, it.ordered, true); end if;
     end if;
@@ -54,7 +57,7 @@ begin
     elsif not is_queued then
       -- Its job is lost. Held, it comes back with the retries that it has left, and its attempt numbers go on.
       update waybill.deliveries set held = true, bundle = null, spent_retries = greatest(0, attempt_count - earlier_attempts), next_attempt_at = null,
-        updated_at = now()
+        updated_at = moment
       where tenant_id = tenant and delivery_id = delivery;
       perform waybill.count_held(array[tenant], array[it.endpoint_id], array[1]), pg_notify('waybill_held', '');
     end if;
