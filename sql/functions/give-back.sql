@@ -35,10 +35,33 @@ declare
   sorted constant uuid[] := array(select id from unnest(finished) as f (id) order by id);
   held_tenants text[];
   held_endpoints uuid[];
+  lost record;
 begin
   select array_agg(tenant_id), array_agg(endpoint_id) into held_tenants, held_endpoints
   from unnest(tenants, deliveries, endpoints) as c (tenant_id, id, endpoint_id) where id = any(finished);
   if held_tenants is null then return; end if;
+
+  -- Attempts before this claim that lost their worker are recorded now: what is held may have its next one days later.
+  if 0 < any(retry_counts) then
+    select count(*)::int as n, array_agg(d.tenant_id) as tenants, array_agg(d.delivery_id) as ids, array_agg(d.endpoint_id) as endpoints,
+      array_agg(p.url) as urls, array_agg(d.earlier_attempts + c.n) as made, array_agg(d.attempt_count) as recorded,
+      array_agg(d.status) as statuses
+    into lost
+    from (select * from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n) where n > 0 and id = any(finished)) c
+    join waybill.deliveries d on d.tenant_id = c.tenant_id and d.delivery_id = c.id
+      and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)])
+    join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
+    where d.status in ('pending', 'retrying') and d.earlier_attempts + c.n > d.attempt_count;
+    if lost.n > 0 then
+      -- All deliveries are locked before the counters' rows.
+      perform from waybill.deliveries d join unnest(tenants, deliveries) as c (tenant_id, id)
+        on d.tenant_id = c.tenant_id and d.delivery_id = c.id
+      where c.id = any(finished)
+        and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)])
+      order by d.delivery_id for no key update of d;
+      perform waybill.record_lost(lost.tenants, lost.ids, lost.endpoints, lost.urls, lost.made, lost.recorded, lost.statuses, false);
+    end if;
+  end if;
 
   update waybill.deliveries d set held = true, bundle = null, spent_retries = c.n, next_attempt_at = null, updated_at = now()
   from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n)

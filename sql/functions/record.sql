@@ -155,19 +155,28 @@ begin
     and a.retry_state = 'will_retry';
 end $$;
 
--- Gives up deliveries that have lost their worker in their last attempt, and records that attempt.
+-- Records attempts that have lost their worker. `last`: no retry is left, and the deliveries are given up.
 create or replace function waybill.record_lost(tenants text[], deliveries uuid[], endpoints uuid[], urls text[], attempt_numbers int[],
-  recorded_attempts int[], old_statuses waybill.delivery_status[])
+  recorded_attempts int[], old_statuses waybill.delivery_status[], last boolean)
 returns void language plpgsql
 as $$
 declare
   each constant int[] := array[cardinality(deliveries)];
 begin
   perform waybill.record(tenants, deliveries, array_fill(null::text, each), endpoints, urls, attempt_numbers, recorded_attempts,
-    old_statuses, array_fill('dead_lettered'::waybill.delivery_status, each), array_fill('worker_lost'::waybill.dead_letter_reason, each),
-    null, array_fill(now(), each), array_fill(0, each), array_fill(null::smallint, each), array_fill('worker_lost'::text, each),
-    array_fill(waybill.lost_message(), each), array_fill(null::text, each), array_fill(false, each));
+    old_statuses, array_fill(case when last then 'dead_lettered' else 'retrying' end::waybill.delivery_status, each),
+    case when last then array_fill('worker_lost'::waybill.dead_letter_reason, each) end,
+    case when not last then array_fill(now(), each) end, array_fill(now(), each), array_fill(0, each),
+    array_fill(null::smallint, each), array_fill('worker_lost'::text, each), array_fill(waybill.lost_message(), each),
+    array_fill(null::text, each), array_fill(false, each));
 end $$;
+
+-- For workers of earlier versions.
+create or replace function waybill.record_lost(tenants text[], deliveries uuid[], endpoints uuid[], urls text[], attempt_numbers int[],
+  recorded_attempts int[], old_statuses waybill.delivery_status[])
+returns void language sql as $$
+  select waybill.record_lost(tenants, deliveries, endpoints, urls, attempt_numbers, recorded_attempts, old_statuses, true)
+$$;
 
 create or replace function waybill.lost_message() returns text language sql immutable as $$
   select 'the worker was lost during this attempt; the request may have arrived'

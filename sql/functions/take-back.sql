@@ -1,6 +1,6 @@
 -- Takes claims back from workers that were lost: up to `most` deliveries that nobody has touched for `lapse` become due at once, before
 -- all that wait. The next claim counts as a retry, which is pg-boss's fence against the worker that was only thought lost.
--- `crashes` is how many attempts in a row have no record. From `suspect` of them on, or with no retry left, the job does not
+-- `crashes` is how many attempts in a row have lost their worker. From `suspect` of them on, or with no retry left, the job does not
 -- become due: the caller has to fail it, and from `poison` on that leaves it no retry. Unless `thorough`, only what was touched
 -- within the last minute is looked at. Bundles are taken apart first.
 create or replace function waybill.take_back(lapse interval, suspect int, poison int, most int, thorough boolean)
@@ -33,8 +33,13 @@ begin
       and heartbeat_on > case when thorough then '-infinity' else now() - interval '1 minute' end and not data ? 'ids'
     limit most for update skip locked
   ), judged as (
-    select l.*, coalesce(l.retry_count + 1 - (d.attempt_count - d.earlier_attempts), 1) as crashes
+    select l.*, coalesce(d.earlier_attempts + l.retry_count + 1 - greatest(d.earlier_attempts, a.last_ended), 1) as crashes
     from lapsed l left join waybill.deliveries d on d.tenant_id = l.tenant_id and d.delivery_id = l.id
+    left join lateral (
+      -- Those since then have lost their worker: most have no record yet, unless the delivery was held.
+      select max(attempt_number) as last_ended from waybill.attempts a
+      where a.tenant_id = l.tenant_id and a.delivery_id = l.id and a.error is distinct from 'worker_lost'
+    ) a on true
   ), decided as (
     select *, crashes < suspect and retry_count < retry_limit as due_now from judged
   )

@@ -65,7 +65,7 @@ async function settle(sql: Db, boss: PgBoss, jobs: Job[]): Promise<DeadLetter[]>
       where d.status in ('pending', 'retrying') and ${within} for update of d
     )
     select waybill.record_lost(array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(url), array_agg(made),
-      array_agg(attempt_count), array_agg(status))
+      array_agg(attempt_count), array_agg(status), true)
     from lost having count(*) > 0`
   await boss.deleteJob(
     DEAD_LETTERS,

@@ -1,0 +1,89 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createClaim } from '../src/flow/claim.ts'
+import { createDatabase } from './support/database.ts'
+import { assertBooks, settled } from './support/lanes.ts'
+import { startReceiver } from './support/receiver.ts'
+import { createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+test('an attempt that a lost worker was making is shown, also while its delivery is held', {
+  timeout: 120_000,
+}, async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const api = await startService(t, { databaseUrl, mode: 'api' })
+  const worker = await startService(t, { databaseUrl, mode: 'worker' })
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(api)
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url('/a'))
+  receiver.script('/a', () => new Promise(() => {}), 200)
+  const [id] = (await tenant.publish()).delivery_ids
+  await receiver.until(1)
+  assert.equal((await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { is_active: false } })).status, 200)
+  await worker.kill()
+  await startService(t, { databaseUrl, mode: 'worker' })
+  await waitFor(async () => (await sql`select from waybill.deliveries where held`).length === 1, {
+    timeoutMs: 60_000,
+    what: 'it to be held',
+  })
+  const get = async (path: string) => (await tenant.call('GET', path)).body
+  const delivery = await get(`/v1/deliveries/${id}`)
+  const { data: attempts } = await get(`/v1/deliveries/${id}/attempts`)
+  const usage = await get('/v1/usage/current')
+  const metrics = await get('/v1/metrics/summary')
+  const health = await get(`/v1/endpoints/${endpoint_id}/health`)
+  assert.equal(attempts.length, 1)
+  assert.deepEqual([attempts[0].error, attempts[0].retry_state], ['worker_lost', 'will_retry'])
+  assert.deepEqual(
+    [delivery.status, delivery.attempt_count, delivery.last_error, delivery.next_attempt_at],
+    ['retrying', 1, 'worker_lost', null],
+  )
+  assert.deepEqual(
+    [metrics.attempts_by_status_code, health.attempts, health.held_count, usage.attempts_count],
+    [{ none: 1 }, 1, 1, 1],
+  )
+  await assertBooks(sql)
+  await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { is_active: true } })
+  await settled(sql)
+  const { data } = await get(`/v1/deliveries/${id}/attempts`)
+  assert.deepEqual(
+    data.map((made: { attempt_number: number; error: string | null }) => [made.attempt_number, made.error]),
+    [
+      [1, 'worker_lost'],
+      [2, null],
+    ],
+  )
+  await assertBooks(sql)
+})
+
+test('a delivery that is held between losses of its worker is known for what it does to workers', {
+  timeout: 120_000,
+}, async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+  const [id] = (await tenant.publish()).delivery_ids
+  const claim = createClaim(sql, 1000)
+  const counted: number[] = []
+  const claimAny = async () => {
+    const first = await claim({ kind: 'first', thorough: true, max: 10 })
+    return first.send.length + first.hold.length > 0 ? first : await claim({ kind: 'retry', thorough: true, max: 10 })
+  }
+  for (let n = 0; n < 4; n++) {
+    const { send } = await claimAny()
+    assert.equal(send.length, 1)
+    await sql`update pgboss.job set heartbeat_on = now() - interval '30 seconds' where id in (select coalesce(bundle, delivery_id) from waybill.deliveries)`
+    const [taken] = await sql`select * from waybill.take_back(interval '10 seconds', 100, 100, 10, true)`
+    counted.push(taken!.crashes)
+    // Its endpoint takes nothing for a moment.
+    await sql`update waybill.endpoints set is_active = false`
+    const { hold } = await claimAny()
+    await sql`select waybill.hold_claims(${[tenant.tenantId]}::text[], ${[id!]}::uuid[], ${[endpoint_id]}::uuid[], ${[null]}::uuid[], ${[hold[0]!.retryCount]}::int[], false)`
+    await sql`update waybill.endpoints set is_active = true`
+    const released =
+      await sql`select * from waybill.release_held(${[tenant.tenantId]}::text[], ${[endpoint_id]}::uuid[], ${[0]}::int[], ${[5]}::int[], interval '1 minute')`
+    assert.equal(released.length, 1)
+    await assertBooks(sql)
+  }
+  assert.deepEqual(counted, [1, 2, 3, 4])
+})
