@@ -102,7 +102,6 @@ const indexClaims = (table: string) => `
 /**
  * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table; those with a
  * bundle share its job (sql/functions/bundles.sql). Its rows are the same as those that `waybill.enqueue` makes, at a third of the cost.
- * Databases from before 0.1.3 keep the function without bundles as well: a publish that is under way during the upgrade calls it.
  */
 const enqueueNew = (table: string) => `
   create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[], bundles uuid[]) returns void

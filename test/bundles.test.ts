@@ -138,20 +138,6 @@ suite('bundles', { concurrency: 2 }, () => {
     assert.equal((await sql`select from pgboss.job where state = 'created' and started_on is not null`).length, 0)
   })
 
-  test('a worker before bundles claims jobs of the deliveries’ own', async (t) => {
-    const { sql, publish } = await start(t)
-    await publish(20)
-    const [stray] = await sql`
-      update waybill.deliveries set held = true where delivery_id = (select min(delivery_id::text)::uuid from waybill.deliveries) returning delivery_id as id`
-    const claimed = await sql`select delivery_id as id, url, within_quota from waybill.claim(false, true, 100, 1000)`
-    assert.equal(claimed.length, 19)
-    assert.ok(claimed.every(({ id }) => id !== stray?.id))
-    assert.ok(claimed.every(({ url, within_quota }) => url.endsWith('/hook') && within_quota))
-    const own = await jobs(sql)
-    assert.deepEqual(own.map(({ id }) => id).sort(), claimed.map(({ id }) => id).sort())
-    assert.ok(own.every(({ ids, state }) => ids === null && state === 'active'))
-  })
-
   test('claims that are handed back are due again, each as it was, and others of the bundle stay claimed', async (t) => {
     const { sql, publish, claim, pool } = await start(t)
     await publish(16)

@@ -157,25 +157,6 @@ create or replace function waybill.standing(failure_streak int, last_success_at 
   select case when failure_streak > 0 then 'failing' when last_success_at > now() - interval '30 seconds' then 'good' else 'unsure' end
 $$;
 
--- For workers from before version 0.1.3, which run on during an upgrade: they know of no bundles.
-create or replace function waybill.claim(retries boolean, thorough boolean, most int, monthly_attempts bigint)
-returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, status waybill.delivery_status, attempt_count int,
-               earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, url text, signing_secret bytea,
-               previous_secret bytea, at_once int, sendable boolean, within_quota boolean, now timestamptz)
-language sql as $$
-  with claimed as materialized (
-    select * from waybill.claim_due(retries, thorough, most, monthly_attempts)
-  ), single as materialized (
-    select waybill.unbundle(array_agg(tenant_id), array_agg(bundle), array_agg(delivery_id), true) from claimed
-    where bundle is not null having count(*) > 0
-  )
-  select c.tenant_id, c.delivery_id, c.retry_count, c.slot, c.status, c.attempt_count, c.earlier_attempts, c.event_id, c.event_type,
-    c.payload, c.endpoint_id, c.url, c.signing_secret, c.previous_secret, c.at_once, c.sendable, c.within_quota, c.now
-  from claimed c left join single on true
-  -- A delivery that is no longer in its bundle would be taken for gone, and its own job deleted.
-  where c.bundle is null or c.status is not null
-$$;
-
 -- Whether an ordered endpoint has no older delivery that is not finished. Two look-ups by index, for what is held and what is
 -- not. A function of its own, since within waybill.claim_due each claim would open the indexes of every day, which takes longer
 -- than the rest.

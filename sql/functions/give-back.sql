@@ -76,12 +76,6 @@ begin
   if counted then perform waybill.refund_attempts(held_tenants); end if;
 end $$;
 
--- For workers from before version 0.1.3.
-create or replace function waybill.hold_claims(tenants text[], deliveries uuid[], endpoints uuid[], retry_counts int[], counted boolean)
-returns void language sql as $$
-  select waybill.hold_claims(tenants, deliveries, endpoints, array_fill(null::uuid, array[cardinality(deliveries)]), retry_counts, counted)
-$$;
-
 -- Takes attempts that were counted and then not made off the month's count. One that was counted in one month and is put away in
 -- the next is taken off the next month's count, which does not fall below zero. The rows are locked in the order in which claims
 -- lock them.
