@@ -1,13 +1,18 @@
 import { Resolver } from 'node:dns/promises'
 import { readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
-import { isLocal, LocalFault } from './failure.ts'
+import { LRUCache } from 'lru-cache'
+import { ConnectError, isLocal, LocalFault } from './failure.ts'
 
 const HOSTS_FILE = '/etc/hosts'
 const RESOLVER_FILE = '/etc/resolv.conf'
 const FILE_CHECK_INTERVAL_MS = 1000
 /** How long one address family's answer waits for the other's: a broken AAAA must not cost the whole attempt. */
 const OTHER_FAMILY_GRACE_MS = 1000
+/** An answer of 128 KB takes 20 ms to read, so a name with more addresses than this is refused, and not asked for again for a while. */
+const MAX_ADDRESSES = 1000
+const REFUSED_MS = 60_000
+const TOO_MANY = { error: 'dns_error', errorMessage: 'the host name has more than a thousand addresses' } as const
 
 export interface NameResolver {
   /** Every A and AAAA address of a name, at least one. Rejects when there is none; with a `LocalFault` when nobody could be asked. */
@@ -18,14 +23,15 @@ export interface NameResolver {
 /**
  * Asks DNS through c-ares sockets. `dns.lookup` would run getaddrinfo on libuv's four threads, where four hosts with a
  * slow name server stall every other host's attempts. As with getaddrinfo, /etc/hosts is honoured, and a change of name servers
- * in /etc/resolv.conf takes effect. Questions for the same name share one answer while it is under way; nothing is cached beyond
- * that.
+ * in /etc/resolv.conf takes effect. Questions for the same name share one answer while it is under way; no address is cached
+ * beyond that.
  */
 export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FILE): NameResolver {
   const serversChanged = createChangeWatch(RESOLVER_FILE)
   let dns: Resolver | undefined
   const readHosts = createHostsReader(hostsFile)
   const pending = new Map<string, Promise<string[]>>()
+  const refused = new LRUCache<string, true>({ max: 10_000, ttl: REFUSED_MS })
 
   function current(): Resolver {
     const isChanged = servers === undefined && serversChanged()
@@ -37,12 +43,20 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
     return dns
   }
 
+  async function ask(name: string): Promise<string[]> {
+    if (refused.has(name)) throw new ConnectError(TOO_MANY)
+    const addresses = await bothFamilies(current(), name)
+    if (addresses.length <= MAX_ADDRESSES) return addresses
+    refused.set(name, true)
+    throw new ConnectError(TOO_MANY)
+  }
+
   function resolve(name: string): Promise<string[]> {
     const listed = readHosts().get(name)
     if (listed) return Promise.resolve(listed)
     const underWay = pending.get(name)
     if (underWay !== undefined) return underWay
-    const answer = bothFamilies(current(), name).finally(() => pending.delete(name))
+    const answer = ask(name).finally(() => pending.delete(name))
     pending.set(name, answer)
     return answer
   }

@@ -124,6 +124,16 @@ test('a thousand addresses are all judged', async (t) => {
   assert.equal((await post('good.example')).error, null)
 })
 
+test('a name with more addresses than that is refused, and not asked for again at once', async (t) => {
+  const addresses = Array.from({ length: 1001 }, (_, i) => `93.184.${i >> 8}.${i & 255}`)
+  const { post, dns } = await start(t, (_, type) => ({ addresses: type === 'A' ? addresses : [] }))
+  const first = await post('many.example.test')
+  assert.deepEqual([first.error, first.errorMessage], ['dns_error', 'the host name has more than a thousand addresses'])
+  const asked = dns.questions.get('many.example.test')
+  assert.equal((await post('many.example.test')).error, 'dns_error')
+  assert.equal(dns.questions.get('many.example.test'), asked)
+})
+
 test('a hundred names that hang do not delay another', async (t) => {
   const answer = (name: string, type: 'A' | 'AAAA') =>
     name.startsWith('hanging') ? { silence: true } : loopbackOnly(name, type)
