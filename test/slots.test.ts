@@ -59,3 +59,24 @@ test('no more requests are under way than there are slots, however many wait for
   assert.equal(receiver.receipts.length, paths.length * events)
   await assertBooks(sql)
 })
+
+for (const slots of [2, 4])
+  test(`a worker with ${slots} slots uses the last one beside endpoints that hang`, async (t) => {
+    const { url: databaseUrl } = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    const service = await startService(t, { databaseUrl, env: { WORKER_CONCURRENCY: String(slots) } })
+    receiver.script('/hangs', () => new Promise(() => {}))
+    for (let nth = 1; nth < slots; nth++) {
+      const hanging = await createTenant(service)
+      await hanging.createEndpoint(receiver.url('/hangs'))
+      for (let n = 0; n < 20; n++) await hanging.publish()
+    }
+    await receiver.until(slots - 1, { path: '/hangs' })
+    const last = receiver.at('/hangs').at(-1)
+    await waitFor(() => Date.now() - last!.at > 1500, { what: 'the worker to be strained' })
+    const tenant = await createTenant(service)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    await tenant.publish()
+    // Those that hang do so for a minute.
+    await receiver.until(1, { path: '/hook', timeoutMs: 20_000 })
+  })

@@ -21,9 +21,9 @@ export function createStuckSlots(slots: number) {
   let byTenant = new Map<string, Counts>()
   let strainedUntil = -Infinity
 
-  /** How many of the slots for which endpoints of a standing contend are not stuck. */
+  /** How many of the slots for which endpoints of a standing contend are not stuck. Of fewer than eight, all contend for the last. */
   const free = (standing: Standing) =>
-    Math.min(...noWorseThan(standing).map((one) => Math.max(1, Math.floor(slots * PARTS[one])) - counts[one]))
+    Math.min(...noWorseThan(standing).map((one) => Math.ceil(slots * PARTS[one]) - counts[one]))
 
   return {
     /** Starts anew. */
