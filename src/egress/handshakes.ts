@@ -116,8 +116,9 @@ function inSteps(
       else handshake.step(() => handOn(chunk))
     })
   })
+  // After what came in before: it may tell why the receiver leaves.
   tcp.once('end', () => void last.then(() => stream.push(null)))
-  tcp.on('error', (error) => stream.destroy(error))
-  tcp.once('close', () => stream.destroy())
+  tcp.on('error', (error) => void last.then(() => stream.destroy(error)))
+  tcp.once('close', () => void last.then(() => stream.destroy()))
   return stream
 }

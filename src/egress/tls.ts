@@ -59,16 +59,21 @@ export function createTls(): StartTls {
       if (!socket.isSessionReused()) keepUntil = performance.now() + SESSION_MS
       done(null, socket)
     })
+    const fail = (error: Error) => {
+      waiting = false
+      handshake.over(false)
+      // It may be the session that the receiver cannot cope with.
+      sessions.delete(receiver)
+      done(error, null)
+    }
     socket.on('error', (error) => {
-      if (waiting) {
-        waiting = false
-        handshake.over(false)
-        // It may be the session that the receiver cannot cope with.
-        sessions.delete(receiver)
-        done(error, null)
-      }
+      if (waiting) fail(error)
       // Otherwise undici takes the end that follows an alert for the cause.
       else socket.destroy(error)
+    })
+    // TLS itself finds no fault with a stream that closes without having ended.
+    socket.once('close', () => {
+      if (waiting) fail(Object.assign(new Error('closed during the TLS handshake'), { code: 'ECONNRESET' }))
     })
   }
 }
