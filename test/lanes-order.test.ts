@@ -27,6 +27,23 @@ async function start(t: TestContext, env: Record<string, string> = {}) {
 
 const eventOf = ({ headers }: Receipt) => String(headers['webhook-id'])
 
+/** An ordered endpoint and a worker. `deliver` takes so many milliseconds for so many deliveries, and `alone` for 30. */
+async function startOrdered(t: TestContext) {
+  const { sql, receiver, startWorker, tenant } = await start(t)
+  await tenant.createEndpoint(receiver.url('/hook'))
+  await sql`update waybill.endpoints set ordered = true`
+  await startWorker()
+  const deliver = async (count: number) => {
+    const begun = Date.now()
+    await publishMany(sql, tenant.tenantId, count)
+    const path = '/hook'
+    await receiver.until(receiver.at(path).length + count, { path, timeoutMs: 60_000 })
+    return Date.now() - begun
+  }
+  await deliver(5)
+  return { sql, receiver, deliver, alone: await deliver(30) }
+}
+
 /** Adds 3,000 endpoints that hang, whose breakers are open and whose first delivery is due as a probe. */
 async function addHanging(sql: Pool, receiver: Receiver, { tenants }: { tenants: number }): Promise<void> {
   receiver.script('/hangs', () => new Promise(() => {}))
@@ -331,18 +348,7 @@ suite('pace and order', { concurrency: 3 }, () => {
   })
 
   test('ordered endpoints that wait for a retry do not have others wait to be released', async (t) => {
-    const { sql, receiver, startWorker, tenant } = await start(t)
-    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
-    await sql`update waybill.endpoints set ordered = true where endpoint_id = ${endpoint_id}`
-    await startWorker()
-    const deliver = async (count: number) => {
-      const begun = Date.now()
-      await publishMany(sql, tenant.tenantId, count)
-      await receiver.until(receiver.receipts.length + count, { timeoutMs: 60_000 })
-      return Date.now() - begun
-    }
-    await deliver(5)
-    const alone = await deliver(30)
+    const { sql, deliver, alone } = await startOrdered(t)
     await sql`
       with waiting as (
         insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret, ordered)
@@ -356,19 +362,7 @@ suite('pace and order', { concurrency: 3 }, () => {
   })
 
   test('endpoints for which there is no room do not have those of other tenants wait to be released', async (t) => {
-    const { sql, receiver, startWorker, tenant } = await start(t)
-    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
-    await sql`update waybill.endpoints set ordered = true where endpoint_id = ${endpoint_id}`
-    await startWorker()
-    const deliver = async (count: number) => {
-      const begun = Date.now()
-      await publishMany(sql, tenant.tenantId, count)
-      const path = '/hook'
-      await receiver.until(receiver.at(path).length + count, { path, timeoutMs: 60_000 })
-      return Date.now() - begun
-    }
-    await deliver(5)
-    const alone = await deliver(30)
+    const { sql, receiver, deliver, alone } = await startOrdered(t)
     await addHanging(sql, receiver, { tenants: 30 })
     await receiver.until(40, { path: '/hangs' })
     const beside = await deliver(30)
