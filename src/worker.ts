@@ -21,7 +21,7 @@ import { createTurns, until } from './pacing.ts'
 import { cacheOpened, type SecretBox } from './secrets.ts'
 import { LAST_WORDS_MS } from './shutdown.ts'
 
-/** A third of the time after which a claim lapses (flow/take-back.ts), so that one late touch does not lose the claim. */
+/** A third of the time after which a claim lapses (flow/claim.ts), so that one late touch does not lose the claim. */
 const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500

@@ -187,6 +187,27 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     assert.equal(receiver.receipts.length, 2)
   })
 
+  test('a worker that slept does not send what others have delivered meanwhile', async (t) => {
+    const { receiver, startWorker, tenant, becomes } = await start(t, { ATTEMPT_TIMEOUT_SECONDS: '60' })
+    await tenant.createEndpoint(receiver.url('/paced'), { subscribed_events: ['paced'], max_per_second: 20 })
+    const asked = gate(200)
+    receiver.script('/hook', asked.reply, 200)
+    const events = await Promise.all(Array.from({ length: 10 }, () => tenant.publish('paced')))
+    const zombie = await startWorker()
+    await receiver.until(1, { path: '/paced' })
+    // It has claimed others too, which wait in it for their time.
+    zombie.signal('SIGSTOP')
+    await startWorker()
+    for (const id of events.flatMap(({ delivery_ids }) => delivery_ids)) await becomes(id, 'delivered')
+
+    const before = receiver.receipts.length
+    asked.open()
+    zombie.signal('SIGCONT')
+    await waitFor(() => zombie.logs.some(({ settled }) => settled === false), { what: 'it to have woken' })
+    assert.deepEqual(await zombie.stop(), { code: 0, signal: null })
+    assert.equal(receiver.receipts.length, before)
+  })
+
   test('SIGTERM lets 50 attempts in flight finish, takes no new ones, and exits 0', async (t) => {
     const { receiver, startWorker, tenant, deliveryOf, attemptsOf } = await start(t)
     const { reply, open } = gate(200)

@@ -39,6 +39,8 @@ export type Claim = {
   clockOffsetMs: number
   /** When it was claimed, by the database's clock, in milliseconds. */
   claimedAtMs: number
+  /** Before its claim or the last `touch` was asked for, by performance.now(). */
+  touchedAt: number
   /** How this process has it in hand (flow/in-hand.ts); null once it has let go. */
   hand: Hand | null
   /** Since when its request has been under way (flow/lanes.ts), by performance.now(); else null. */
@@ -51,7 +53,7 @@ type Hand = { place: Place<ClaimedJob>; occupy: () => () => void; freeSlot: (() 
 /** What it takes to put a claimed job away. */
 export type ClaimedJob = Pick<
   Claim,
-  'tenantId' | 'deliveryId' | 'endpointId' | 'bundle' | 'retryCount' | 'claimedAtMs' | 'hand'
+  'tenantId' | 'deliveryId' | 'endpointId' | 'bundle' | 'retryCount' | 'claimedAtMs' | 'touchedAt' | 'hand'
 >
 
 /** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, gone, or has another job. `more`: others are due. */
@@ -62,6 +64,9 @@ type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[]; more
  * same jobs for ever. Postgres knows the length of a payload without reading it.
  */
 const MAX_CLAIMED_PAYLOAD_BYTES = 64 * 1024
+
+/** A claim that has not been touched for this long has lost its worker, or the worker has lost the database or its own time. */
+export const LAPSE_MS = 10_000
 
 type Row = {
   tenant_id: string
@@ -112,11 +117,11 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
     const now = rows.find((row) => row.now_ms !== null)?.now_ms
     // The offset lies between these bounds. It changes only if they force it, so that a slow answer does not move it.
     if (now) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - performance.now()), now - asked)
-    return sortOut(rows, clockOffsetMs)
+    return sortOut(rows, { clockOffsetMs, asked })
   }
 }
 
-function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
+function sortOut(rows: Row[], { clockOffsetMs, asked }: { clockOffsetMs: number; asked: number }): Claimed {
   const claimed: Claimed = { send: [], hold: [], obsolete: [], more: rows[0]?.more ?? false }
   const endpoints = new Map<string, Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'standing' | 'claimedAtMs'>>()
   for (const row of rows) {
@@ -132,6 +137,7 @@ function sortOut(rows: Row[], clockOffsetMs: number): Claimed {
       bundle: row.bundle,
       retryCount: row.retry_count,
       claimedAtMs: endpoint?.claimedAtMs ?? 0,
+      touchedAt: asked,
       hand: null,
     }
     if (endpoint === undefined || (row.status !== 'pending' && row.status !== 'retrying')) claimed.obsolete.push(ids)
@@ -210,8 +216,14 @@ export async function unclaim(pool: Pool, claims: Claim[]): Promise<void> {
   })
 }
 
-/** Notes that the worker that has these claims is alive. */
+/** Whether it may have lapsed, so that another worker may have its delivery. */
+export const isLate = ({ touchedAt }: ClaimedJob) => performance.now() - touchedAt > LAPSE_MS
+
+/** Notes that the worker that has these claims is alive. One that was late remains so: it may be somebody else's by now. */
 export async function touch(sql: Db, claims: ClaimedJob[]): Promise<void> {
+  const askedAt = performance.now()
+  const inTime = claims.filter((claim) => !isLate(claim))
   const jobs = new Map(claims.map(({ bundle, deliveryId, retryCount }) => [bundle ?? deliveryId, retryCount]))
   if (jobs.size > 0) await sql`select waybill.touch(${[...jobs.keys()]}::uuid[], ${[...jobs.values()]}::int[])`
+  for (const claim of inTime) claim.touchedAt = askedAt
 }

@@ -2,12 +2,15 @@ import type { Outcome, Sender } from '../egress/send.ts'
 import { madeAt } from '../ids.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
-import type { Claim } from './claim.ts'
+import { type Claim, isLate } from './claim.ts'
 import type { WithPayload } from './payload.ts'
 import type { AttemptRecord, Recorded } from './record.ts'
 import { judge } from './retry.ts'
 import { createSigner } from './sign.ts'
 import { createSpread } from './spread.ts'
+
+/** Nothing was sent: the claim may have lapsed while it waited, as where the process was stopped meanwhile. */
+export class ClaimLate extends Error {}
 
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when the
@@ -28,6 +31,7 @@ export function createDeliver(deps: {
   const spread = createSpread()
 
   async function send(claim: Claim, payload: string): Promise<Outcome> {
+    if (isLate(claim)) throw new ClaimLate('another worker may have it by now')
     const body = requestBody(claim, payload)
     const headers = {
       'content-type': 'application/json',

@@ -2,12 +2,11 @@ import type { PgBoss } from 'pg-boss'
 import type { Db, Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DELIVERIES } from '../queue.ts'
+import { LAPSE_MS } from './claim.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createThoroughness } from './thorough.ts'
 
 const LOOK_MS = 1000
-/** A claim that has not been touched for this long has lost its worker, or the worker has lost the database. */
-const LAPSE_SECONDS = 10
 /**
  * How long nothing is taken back after the database was away, or this process has started: longer than workers take to touch
  * their claims, which they could not do while it was away.
@@ -93,7 +92,7 @@ type Lapsed = {
 async function takeBack(pool: Pool, boss: PgBoss, thorough: boolean): Promise<Lapsed[]> {
   return await pool.begin(async (sql) => {
     const lapsed = await sql<Lapsed[]>`
-      select * from waybill.take_back(${LAPSE_SECONDS} * interval '1 second', ${SUSPECT}, ${POISON}, ${MAX_BATCH}, ${thorough})`
+      select * from waybill.take_back(${LAPSE_MS} * interval '1 millisecond', ${SUSPECT}, ${POISON}, ${MAX_BATCH}, ${thorough})`
     const failing = lapsed.filter((job) => !job.due_now)
     const jobs = failing.map((job) => ({ id: job.delivery_id, retryCount: job.retry_count }))
     if (jobs.length > 0) {

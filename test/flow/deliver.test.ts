@@ -64,6 +64,7 @@ const claimOf = (tenantId: string): Claim => ({
   startAt: null,
   clockOffsetMs: 0,
   claimedAtMs: 0,
+  touchedAt: performance.now(),
   hand: null,
   underWay: null,
 })

@@ -11,6 +11,7 @@ const claimOf = (id: string): ClaimedJob => ({
   retryCount: 0,
   bundle: null,
   claimedAtMs: 0,
+  touchedAt: 0,
   hand: null,
 })
 

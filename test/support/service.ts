@@ -169,13 +169,15 @@ export async function startService(
 }
 
 export type Endpoint = { endpoint_id: string; signing_secret: string }
+type EndpointFields = { subscribed_events?: string[]; description?: string; max_per_second?: number }
+
 export type Tenant = {
   tenantId: string
   key: string
   /** Calls the API as this tenant. */
   call: Call
   /** Registers an endpoint; by default for every event. */
-  createEndpoint: (url: string, fields?: { subscribed_events?: string[]; description?: string }) => Promise<Endpoint>
+  createEndpoint: (url: string, fields?: EndpointFields) => Promise<Endpoint>
   /** Publishes; a string as `payload` goes in as it is. Rejects unless the answer is 202. */
   publish: (
     eventType?: string,
