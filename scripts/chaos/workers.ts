@@ -125,8 +125,10 @@ const zombie: Experiment = {
   title: 'SIGSTOP of a worker for 30 s, SIGCONT',
   async run(world) {
     const stolen = new Set<Receipt>()
+    let isAlone = false
     for (const endpoint of world.active) {
       endpoint.reply = async (receipt, nth) => {
+        if (isAlone) stolen.add(receipt)
         if (nth === 1) await sleep(2000)
         // What the sleeper finds when it wakes would dead-letter the delivery and set the endpoint inactive.
         return stolen.has(receipt) ? 410 : 200
@@ -138,9 +140,11 @@ const zombie: Experiment = {
     await sleep(world.random.integer(0, 1000))
     const at = Date.now()
     sleeper.signal('SIGSTOP')
-    // What it had sent by then arrives.
-    await sleep(100)
     for (const receipt of world.ledger.open()) stolen.add(receipt)
+    // What it had sent by then arrives.
+    isAlone = true
+    await sleep(1000)
+    isAlone = false
     world.fault(at)
     await world.fleet.start('worker')
     await sleep(30_000)
