@@ -3,7 +3,7 @@ import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { countDay, dropDay } from './drop-day.ts'
 import { type Counts, KINDS, NO_ROWS } from './partitions.ts'
-import { deleteKeys, pruneRows } from './prune.ts'
+import { countKeys, countRowsToPrune, deleteKeys, pruneRows } from './prune.ts'
 
 /** How many rows were deleted, or would be. */
 export type Retention = {
@@ -48,21 +48,22 @@ export async function runRetention(
       return null
     }
   }
-  async function deleteDay(day: string): Promise<Counts> {
-    const whole = options.apply ? await dropInTime(day) : await countDay(pool, day)
-    return whole ?? (await pruneRows(pool, day, null, options.apply))
-  }
+  const [wholeDay, rows, keys] = options.apply
+    ? [dropInTime, pruneRows, deleteKeys]
+    : [(day: string) => countDay(pool, day), countRowsToPrune, countKeys]
   for (const day of await daysBefore(pool, cutoff)) {
-    const counts = await deleteDay(day).catch(noneIfGone)
+    const counts = await wholeDay(day)
+      .then((whole) => whole ?? rows(pool, day, null))
+      .catch(noneIfGone)
     for (const kind of KINDS) total[kind] += counts[kind]
   }
-  const leftovers = await pruneRows(pool, 'default', cutoff, options.apply)
+  const leftovers = await rows(pool, 'default', cutoff)
   for (const kind of KINDS) total[kind] += leftovers[kind]
   const result = {
     applied: options.apply,
     cutoff,
     ...total,
-    idempotency_keys: await deleteKeys(pool, cutoff, options.apply),
+    idempotency_keys: await keys(pool, cutoff),
   }
   if (options.apply) await pool`delete from waybill.attempt_counts where hour < ${cutoff}`
   options.log.info(result, 'retention.run')
