@@ -3,7 +3,7 @@ import { type Breaker, type BreakerRules, nextBreaker } from './breaker.ts'
 import type { Result } from './settle.ts'
 
 /** An endpoint's statistics as the batch has left them. */
-export type Standing = {
+export type EndpointStats = {
   tenant_id: string
   endpoint_id: string
   held: number
@@ -32,29 +32,29 @@ export type StateChange = {
 
 /**
  * Draws the consequences of a batch of attempts for its endpoints: moves their breakers, and sets those inactive that are gone
- * (410) or have failed for too long. The caller's transaction has locked the standings' rows. Healthy endpoints cost nothing.
+ * (410) or have failed for too long. The caller's transaction has locked their rows. Healthy endpoints cost nothing.
  */
 export async function observeEndpoints(
   sql: Db,
-  standings: Standing[],
+  endpoints: EndpointStats[],
   results: Result[],
   rules: EndpointRules,
 ): Promise<StateChange[]> {
-  const moved = moveBreakers(standings, results, rules)
+  const moved = moveBreakers(endpoints, results, rules)
   if (moved.length > 0) await storeBreakers(sql, moved)
   const changes = moved
-    .filter(({ standing, next }) => next.state !== standing.breaker)
-    .map(({ standing, next }) => change(standing, next.state))
+    .filter(({ endpoint, next }) => next.state !== endpoint.breaker)
+    .map(({ endpoint, next }) => change(endpoint, next.state))
   const recovered = moved
-    .filter(({ standing, next }) => standing.breaker !== 'closed' && next.state === 'closed')
-    .map(({ standing }) => standing)
-  for (const standing of recovered) await announce(sql, 'endpoint.recovered', standing, {})
-  return [...changes, ...(await deactivate(sql, standings, results, rules))]
+    .filter(({ endpoint, next }) => endpoint.breaker !== 'closed' && next.state === 'closed')
+    .map(({ endpoint }) => endpoint)
+  for (const endpoint of recovered) await announce(sql, 'endpoint.recovered', endpoint, {})
+  return [...changes, ...(await deactivate(sql, endpoints, results, rules))]
 }
 
 /** How these endpoints stand now; their rows stay locked until the transaction ends. */
-export async function lockStandings(sql: Db, known: Standing[]): Promise<Standing[]> {
-  return await sql<Standing[]>`
+export async function lockStats(sql: Db, known: EndpointStats[]): Promise<EndpointStats[]> {
+  return await sql<EndpointStats[]>`
     select tenant_id, endpoint_id, held::float8, failure_streak, coalesce(extract(epoch from now() - failing_since), 0)::float8 as failing_seconds,
       breaker, ramp, failed_probes, probing
     from waybill.endpoint_stats
@@ -63,23 +63,23 @@ export async function lockStandings(sql: Db, known: Standing[]): Promise<Standin
 }
 
 /** Whether these attempts would move a breaker, as things stand. */
-export const wouldMove = (standings: Standing[], results: Result[], rules: EndpointRules): boolean =>
-  moveBreakers(standings, results, rules).length > 0
+export const wouldMove = (endpoints: EndpointStats[], results: Result[], rules: EndpointRules): boolean =>
+  moveBreakers(endpoints, results, rules).length > 0
 
-type Move = { standing: Standing; next: Breaker }
+type Move = { endpoint: EndpointStats; next: Breaker }
 
-function moveBreakers(standings: Standing[], results: Result[], rules: EndpointRules): Move[] {
-  const suspects = standings.filter(
-    (standing) => standing.breaker !== 'closed' || standing.failure_streak >= rules.failures,
+function moveBreakers(endpoints: EndpointStats[], results: Result[], rules: EndpointRules): Move[] {
+  const suspects = endpoints.filter(
+    (endpoint) => endpoint.breaker !== 'closed' || endpoint.failure_streak >= rules.failures,
   )
-  return suspects.flatMap((standing) => {
-    const all = results.filter(({ claim }) => claim.endpointId === standing.endpoint_id)
+  return suspects.flatMap((endpoint) => {
+    const all = results.filter(({ claim }) => claim.endpointId === endpoint.endpoint_id)
     const theirs = all.filter(({ outcome }) => outcome !== null)
     const successes = theirs.filter(({ ending }) => ending === 'delivered').length
     const now: Breaker = {
-      state: standing.breaker,
-      ramp: standing.ramp,
-      failedProbes: standing.failed_probes,
+      state: endpoint.breaker,
+      ramp: endpoint.ramp,
+      failedProbes: endpoint.failed_probes,
       probeInSeconds: null,
     }
     const next = nextBreaker(
@@ -87,18 +87,18 @@ function moveBreakers(standings: Standing[], results: Result[], rules: EndpointR
       {
         successes,
         probeFailed: theirs.some(
-          ({ claim, ending }) => claim.deliveryId === standing.probing && ending !== 'delivered',
+          ({ claim, ending }) => claim.deliveryId === endpoint.probing && ending !== 'delivered',
         ),
-        probeUnmade: all.some(({ claim, outcome }) => claim.deliveryId === standing.probing && outcome === null),
-        failureStreak: standing.failure_streak,
-        failingSeconds: standing.failing_seconds,
-        held: standing.held,
+        probeUnmade: all.some(({ claim, outcome }) => claim.deliveryId === endpoint.probing && outcome === null),
+        failureStreak: endpoint.failure_streak,
+        failingSeconds: endpoint.failing_seconds,
+        held: endpoint.held,
       },
       rules,
     )
     return next.state === now.state && next.ramp === now.ramp && next.probeInSeconds === null
       ? []
-      : [{ standing, next }]
+      : [{ endpoint, next }]
   })
 }
 
@@ -107,7 +107,7 @@ async function storeBreakers(sql: Db, moved: Move[]): Promise<void> {
     update waybill.endpoint_stats s set breaker = m.breaker, ramp = m.ramp, failed_probes = m.failed_probes, probing = null,
       breaker_since = case when s.breaker = m.breaker then s.breaker_since when m.breaker <> 'closed' then now() end,
       next_probe_at = case when m.breaker = 'open' then now() + m.probe_in * interval '1 second' end
-    from unnest(${moved.map(({ standing }) => standing.tenant_id)}::text[], ${moved.map(({ standing }) => standing.endpoint_id)}::uuid[],
+    from unnest(${moved.map(({ endpoint }) => endpoint.tenant_id)}::text[], ${moved.map(({ endpoint }) => endpoint.endpoint_id)}::uuid[],
       ${moved.map(({ next }) => next.state)}::waybill.breaker[], ${moved.map(({ next }) => next.ramp)}::int[],
       ${moved.map(({ next }) => next.failedProbes)}::int[], ${moved.map(({ next }) => next.probeInSeconds)}::float8[])
       as m (tenant_id, endpoint_id, breaker, ramp, failed_probes, probe_in)
@@ -115,29 +115,29 @@ async function storeBreakers(sql: Db, moved: Move[]): Promise<void> {
 }
 
 /** `url`: if not null, only as long as this is the endpoint's URL. */
-type Doomed = { standing: Standing; reason: 'gone' | 'failing'; url: string | null }
+type Doomed = { endpoint: EndpointStats; reason: 'gone' | 'failing'; url: string | null }
 
 async function deactivate(
   sql: Db,
-  standings: Standing[],
+  endpoints: EndpointStats[],
   results: Result[],
   rules: EndpointRules,
 ): Promise<StateChange[]> {
   const gone = results.filter(({ ending }) => ending === 'endpoint_gone').map(({ claim }) => claim)
-  const doomed = standings.flatMap((standing): Doomed[] => {
-    const goneAt = gone.filter(({ endpointId }) => endpointId === standing.endpoint_id).map(({ url }) => url)
-    if (goneAt.length > 0) return [...new Set(goneAt)].map((url) => ({ standing, reason: 'gone', url }))
+  const doomed = endpoints.flatMap((endpoint): Doomed[] => {
+    const goneAt = gone.filter(({ endpointId }) => endpointId === endpoint.endpoint_id).map(({ url }) => url)
+    if (goneAt.length > 0) return [...new Set(goneAt)].map((url) => ({ endpoint, reason: 'gone', url }))
     // Not by time alone: in a pause without attempts, or when the clock leaps, days pass between two failures.
     const failed =
       rules.disableAfterSeconds > 0 &&
-      standing.failure_streak >= rules.failures &&
-      standing.failing_seconds >= rules.disableAfterSeconds
-    return failed ? [{ standing, reason: 'failing', url: null }] : []
+      endpoint.failure_streak >= rules.failures &&
+      endpoint.failing_seconds >= rules.disableAfterSeconds
+    return failed ? [{ endpoint, reason: 'failing', url: null }] : []
   })
   if (doomed.length === 0) return []
   const rows = await sql<{ tenant_id: string; endpoint_id: string; url: string; inactive_since: Date }[]>`
     update waybill.endpoints p set is_active = false, inactive_reason = d.reason, inactive_since = now(), updated_at = now()
-    from unnest(${doomed.map(({ standing }) => standing.tenant_id)}::text[], ${doomed.map(({ standing }) => standing.endpoint_id)}::uuid[],
+    from unnest(${doomed.map(({ endpoint }) => endpoint.tenant_id)}::text[], ${doomed.map(({ endpoint }) => endpoint.endpoint_id)}::uuid[],
       ${doomed.map(({ reason }) => reason)}::text[], ${doomed.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
     where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active and (d.url is null or p.url = d.url)
     returning p.tenant_id, p.endpoint_id, p.url, p.inactive_since`
@@ -148,27 +148,32 @@ async function deactivate(
     where (tenant_id, endpoint_id) in (select * from unnest(${rows.map((row) => row.tenant_id)}::text[], ${rows.map((row) => row.endpoint_id)}::uuid[]))`
   const changes: StateChange[] = []
   for (const row of rows) {
-    const known = doomed.find(({ standing }) => standing.endpoint_id === row.endpoint_id)
+    const known = doomed.find(({ endpoint }) => endpoint.endpoint_id === row.endpoint_id)
     if (known === undefined) continue
-    await announce(sql, 'endpoint.disabled', known.standing, {
+    await announce(sql, 'endpoint.disabled', known.endpoint, {
       url: row.url,
       reason: known.reason,
       since: row.inactive_since,
     })
-    changes.push(change(known.standing, 'inactive'))
+    changes.push(change(known.endpoint, 'inactive'))
   }
   return changes
 }
 
-const change = (standing: Standing, to: string): StateChange => ({
-  tenant_id: standing.tenant_id,
-  endpoint_id: standing.endpoint_id,
-  from: standing.breaker,
+const change = (endpoint: EndpointStats, to: string): StateChange => ({
+  tenant_id: endpoint.tenant_id,
+  endpoint_id: endpoint.endpoint_id,
+  from: endpoint.breaker,
   to,
-  failure_streak: standing.failure_streak,
-  held: standing.held,
+  failure_streak: endpoint.failure_streak,
+  held: endpoint.held,
 })
 
-async function announce(sql: Db, type: string, { tenant_id, endpoint_id }: Standing, details: object): Promise<void> {
+async function announce(
+  sql: Db,
+  type: string,
+  { tenant_id, endpoint_id }: EndpointStats,
+  details: object,
+): Promise<void> {
   await sql`select waybill.announce(${tenant_id}, ${endpoint_id}, ${type}, ${JSON.stringify({ endpoint_id, ...details })})`
 }

@@ -9,9 +9,9 @@ import { createBatcher } from './batch.ts'
 import { type Claim, fenceOf, touch } from './claim.ts'
 import {
   type EndpointRules,
-  lockStandings,
+  type EndpointStats,
+  lockStats,
   observeEndpoints,
-  type Standing,
   type StateChange,
   wouldMove,
 } from './observe.ts'
@@ -46,7 +46,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       pool,
       attempts.map((attempt) => ({ ...attempt, ending: 'delivered', nextAttemptAt: null })),
     )
-    const moves = wouldMove(stored.standings, stored.results, rules)
+    const moves = wouldMove(stored.endpoints, stored.results, rules)
     return { ...stored, changes: moves ? await observeStored(stored) : [] }
   }
 
@@ -54,7 +54,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
   async function observeStored(stored: Omit<Stored, 'changes'>): Promise<StateChange[]> {
     try {
       return await transact(pool, async (sql) =>
-        observeEndpoints(sql, await lockStandings(sql, stored.standings), stored.results, rules),
+        observeEndpoints(sql, await lockStats(sql, stored.endpoints), stored.results, rules),
       )
     } catch (error) {
       deps.log.error({ err: error }, 'breaker.not_moved')
@@ -68,7 +68,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       await queueDeadLetters(sql, boss, stored.results)
       const unmade = stored.results.filter(({ outcome }) => outcome === null).map(({ claim }) => claim.tenantId)
       if (unmade.length > 0) await sql`select waybill.refund_attempts(${unmade}::text[])`
-      return { ...stored, changes: await observeEndpoints(sql, stored.standings, stored.results, rules) }
+      return { ...stored, changes: await observeEndpoints(sql, stored.endpoints, stored.results, rules) }
     })
   }
 
@@ -76,7 +76,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
     max: MAX_BATCH,
     async run(attempts) {
       const allDelivered = attempts.every(({ verdict }) => verdict.kind === 'delivered')
-      const { results, standings, changes } = await (allDelivered ? recordDelivered : recordAny)(attempts).catch(
+      const { results, endpoints, changes } = await (allDelivered ? recordDelivered : recordAny)(attempts).catch(
         async (error: unknown) => {
           // This kept their jobs locked all that time, so that they could not be touched.
           const claims = attempts.map(({ claim }) => claim)
@@ -86,7 +86,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       )
       for (const change of changes) deps.log.warn(change, 'endpoint.state_changed')
       const byDelivery = new Map(results.map((result) => [result.claim.deliveryId, result]))
-      const holding = new Set(standings.filter(({ held }) => held > 0).map((standing) => standing.endpoint_id))
+      const holding = new Set(endpoints.filter(({ held }) => held > 0).map((endpoint) => endpoint.endpoint_id))
       return attempts.map(({ claim }) => {
         const stored = byDelivery.get(claim.deliveryId)
         const result = stored?.claim === claim ? stored : undefined
@@ -102,7 +102,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
 
 const isoTime = createIsoTime()
 
-type Stored = { results: Result[]; standings: Standing[]; changes: StateChange[] }
+type Stored = { results: Result[]; endpoints: EndpointStats[]; changes: StateChange[] }
 
 /**
  * Stores attempts (waybill.record) and finishes the jobs of those that have not failed. Returns those whose claim was still
@@ -117,7 +117,7 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
   const status = ({ ending }: Result) => (ending === 'delivered' || ending === 'retrying' ? ending : 'dead_lettered')
   const startedAt = ({ claim, outcome }: Result) =>
     outcome ? isoTime(Math.floor(outcome.startedAt + claim.clockOffsetMs)) : null
-  const standings = await sql<(Standing & { settled: string[] })[]>`
+  const endpoints = await sql<(EndpointStats & { settled: string[] })[]>`
     select * from waybill.record(
       ${column(({ claim }) => claim.tenantId)}::text[], ${column(({ claim }) => claim.deliveryId)}::uuid[], ${column(fence)}::text[],
       ${column(({ claim }) => claim.endpointId)}::uuid[], ${column(({ claim }) => claim.url)}::text[],
@@ -129,7 +129,7 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
       ${columnOrNull(({ outcome }) => outcome?.error ?? null)}::text[], ${columnOrNull(({ outcome }) => outcome?.errorMessage ?? null)}::text[],
       ${textList(column(({ outcome }) => outcome?.responseBody ?? null))}::text[],
       ${column(({ outcome }) => outcome?.responseTruncated ?? false)}::boolean[])`
-  const settled = new Set(standings.flatMap((standing) => standing.settled))
+  const settled = new Set(endpoints.flatMap((endpoint) => endpoint.settled))
   // If this process has claimed a delivery twice, the last claim is the valid one.
   const last = new Map<string, Result>()
   for (const result of results) {
@@ -137,5 +137,5 @@ async function store(sql: Db, results: Result[]): Promise<Omit<Stored, 'changes'
     if (settled.has(deliveryId) && retryCount >= (last.get(deliveryId)?.claim.retryCount ?? 0))
       last.set(deliveryId, result)
   }
-  return { results: [...last.values()], standings }
+  return { results: [...last.values()], endpoints }
 }

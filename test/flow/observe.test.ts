@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Pool } from '../../src/db/open.ts'
-import { observeEndpoints, type Standing, wouldMove } from '../../src/flow/observe.ts'
+import { type EndpointStats, observeEndpoints, wouldMove } from '../../src/flow/observe.ts'
 import type { Result } from '../../src/flow/settle.ts'
 import { createDatabase } from '../support/database.ts'
 
 const RULES = { failures: 10, seconds: 60, probeSeconds: 5, probeMaxSeconds: 300, cap: 50, disableAfterSeconds: 0 }
-const OPEN: Standing = {
+const OPEN: EndpointStats = {
   tenant_id: 'acme',
   endpoint_id: 'one',
   held: 5,
@@ -55,10 +55,10 @@ async function startFailing(sql: Pool) {
   await sql`
     insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, failure_streak, failing_since, breaker, breaker_since, failed_probes, probing)
     values ('acme', ${ENDPOINT}, 5, 5, 50, now() - interval '1 hour', 'open', now() - interval '1 hour', 1, ${PROBE})`
-  return async (urls: string[], ending: Result['ending'], standing: Partial<Standing> = {}) =>
+  return async (urls: string[], ending: Result['ending'], stats: Partial<EndpointStats> = {}) =>
     await observeEndpoints(
       sql,
-      [{ ...OPEN, endpoint_id: ENDPOINT, probing: PROBE, ...standing }],
+      [{ ...OPEN, endpoint_id: ENDPOINT, probing: PROBE, ...stats }],
       urls.map(
         (url) =>
           ({
