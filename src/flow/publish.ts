@@ -6,6 +6,7 @@ import { isSameJson } from '../json.ts'
 import { heavyTurn } from '../pacing.ts'
 import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
+import type { RatePlace } from './rate-limit.ts'
 
 /** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
 type PublishLimits = {
@@ -25,9 +26,6 @@ type Event = { type: string; payload: string; idempotencyKey: string | null }
 export type PublishRequest = { tenantId: string; event: Event | 'refused' | 'unread' }
 
 const eventOf = ({ event }: PublishRequest): Event | null => (typeof event === 'string' ? null : event)
-
-/** Where a request stands in its tenant's rate window; a limit of 0 means there is no limit. */
-export type RatePlace = { limit: number; count: number; windowStart: Date; secondsLeft: number }
 
 type Reached = { limit: number; current: number }
 

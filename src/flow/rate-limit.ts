@@ -1,10 +1,12 @@
 import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
-import type { RatePlace } from './publish.ts'
 
 /** The actions that have limits of their own. `events:write` is counted by the publish transaction itself. */
 export type RateAction = 'events:write' | 'endpoints:write' | 'deliveries:replay' | 'read'
+
+/** Where a request stands in its tenant's rate window; a limit of 0 means there is no limit. */
+export type RatePlace = { limit: number; count: number; windowStart: Date; secondsLeft: number }
 
 /** How many requests may be in the course of being counted; as many more may wait for that. */
 const MAX_WAITING = 2000
