@@ -31,7 +31,7 @@ export async function startMaintenance(deps: {
   const work: [string, string, () => Promise<unknown>][] = [
     [RETENTION, deps.retentionCron, () => runRetention(retention, { days: deps.retentionDays, apply: true, log })],
     [PARTITIONS, PARTITIONS_CRON, () => makePartitions(upkeep)],
-    [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => setBackClock(upkeep)],
+    [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => rebaseQueue(upkeep)],
   ]
   for (const [name, cron, run] of work) {
     if ((await boss.getQueue(name)) === null)
@@ -52,8 +52,8 @@ export async function startMaintenance(deps: {
   }
 }
 
-/** Sets the queue's clock back when it is time, and then moves what others have meanwhile placed by the clock as it was. */
-async function setBackClock(upkeep: Pool): Promise<void> {
+/** Lowers the queue's clock, and all places by it, when it is time; then moves what others have meanwhile placed by it as it was. */
+async function rebaseQueue(upkeep: Pool): Promise<void> {
   const [rebased] = await upkeep<{ done: boolean }[]>`select waybill.rebase_queue() as done`
   // By then, whoever had read the clock before has committed, or was cancelled.
   if (rebased?.done) await sleep(2 * PATIENCE_MS)
