@@ -178,6 +178,13 @@ export class ConfigError extends Error {
   }
 }
 
+/** Tells the operator why the program does not start, as text on stderr, and lets it exit with 1. */
+export function endWithProblems(error: unknown): void {
+  const lines = error instanceof ConfigError ? error.problems : [String(error)]
+  process.stderr.write(`${lines.map((line) => `waybill: ${line}`).join('\n')}\n`)
+  process.exitCode = 1
+}
+
 /** The configuration as it may be logged: keys and passwords masked, and the proxy's user, which may be a token. */
 export function maskConfig(config: Config): Record<string, unknown> {
   const masked: Record<string, unknown> = { ...config, EGRESS_ALLOW: config.EGRESS_ALLOW.map((range) => range.text) }

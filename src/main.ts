@@ -1,5 +1,5 @@
 import { parseArgs } from 'node:util'
-import { type Config, ConfigError, maskConfig, readConfig } from './config.ts'
+import { type Config, ConfigError, endWithProblems, maskConfig, readConfig } from './config.ts'
 import { startEmbedded } from './embedded.ts'
 import { createLog, type Log } from './log.ts'
 import { type Database, type Mode, startService } from './service.ts'
@@ -129,8 +129,4 @@ function stopOnSignal(config: Config, log: Log, closers: Closers) {
   return { begun: () => begun, hurry: hurry.signal }
 }
 
-await main().catch((error: unknown) => {
-  const lines = error instanceof ConfigError ? error.problems : [String(error)]
-  process.stderr.write(`${lines.map((line) => `waybill: ${line}`).join('\n')}\n`)
-  process.exitCode = 1
-})
+await main().catch(endWithProblems)

@@ -1,4 +1,4 @@
-import { ConfigError, readConfig } from './config.ts'
+import { endWithProblems, readConfig } from './config.ts'
 import { untilReachable } from './db/until-reachable.ts'
 import { startEmbedded } from './embedded.ts'
 import { createLog } from './log.ts'
@@ -19,7 +19,5 @@ try {
     for (const stop of stops) await stop()
   }
 } catch (error) {
-  const lines = error instanceof ConfigError ? error.problems : [String(error)]
-  process.stderr.write(`${lines.map((line) => `waybill: ${line}`).join('\n')}\n`)
-  process.exitCode = 1
+  endWithProblems(error)
 }
