@@ -2,6 +2,7 @@ import type { Config } from './config.ts'
 import { openDb, type Pool } from './db/open.ts'
 import { untilReachable } from './db/until-reachable.ts'
 import { createSender } from './egress/send.ts'
+import type { EndpointRules } from './flow/observe.ts'
 import { createPublish } from './flow/publish.ts'
 import { createRateCounter } from './flow/rate-limit.ts'
 import { startSweep } from './flow/sweep.ts'
@@ -35,6 +36,20 @@ const RETENTION = { max: 2, patienceMs: 3_600_000 }
 /** A database and the keys that belong to it. */
 export type Database = { url: string; adminApiKey: string; encryptionKeys: Buffer[] }
 
+type Options = {
+  config: Config
+  database: Database
+  mode: Mode
+  migrateFirst: boolean
+  log: Log
+  closers: Closers
+  /** Aborted when attempts in flight are to be handed back at once. */
+  hurry: AbortSignal
+}
+
+/** Opens a pool, named after the mode and `name`, which is closed with the rest. */
+type OpenPool = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }) => Pool
+
 /** How deliveries are retried, as the configuration has it. */
 export const queueSettings = (config: Config): QueueSettings => ({
   retryLimit: config.RETRY_LIMIT,
@@ -46,23 +61,13 @@ export const queueSettings = (config: Config): QueueSettings => ({
  * Starts the parts that `mode` asks for and registers, in `closers`, how each is stopped: requests and attempts at once,
  * then connections. Throws when a part cannot start; what was started is then in `closers` all the same.
  */
-export async function startService(options: {
-  config: Config
-  database: Database
-  mode: Mode
-  migrateFirst: boolean
-  log: Log
-  closers: Closers
-  /** Aborted when attempts in flight are to be handed back at once. */
-  hurry: AbortSignal
-}): Promise<{ port: number }> {
+export async function startService(options: Options): Promise<{ port: number }> {
   const { config, mode, log, closers } = options
-  const graceMs = config.SHUTDOWN_GRACE_SECONDS * 1000
   const version = await readVersion()
   const database = { ...options.database, url: await untilReachable(options.database.url, log) }
   if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
   const secretBox = createSecretBox(database.encryptionKeys)
-  const open = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }): Pool => {
+  const open: OpenPool = (name, more) => {
     const pool = openDb(database.url, { log, name: `waybill ${mode}${name}`, ...more })
     closers.add(`database${name}`, () => pool.end({ timeout: 2 }))
     return pool
@@ -110,64 +115,73 @@ export async function startService(options: {
   // Before anything is claimed: the port may be taken.
   const server = await listen(app, { hostname: config.HOST, port: config.PORT })
   port = server.port
-  closers.add('http', () => server.close(graceMs), { atOnce: true })
+  closers.add('http', () => server.close(config.SHUTDOWN_GRACE_SECONDS * 1000), { atOnce: true })
 
-  if (mode !== 'api') {
-    const upkeep = open(' upkeep', UPKEEP)
-    const claims = open(' claims', { max: 1, claims: true })
-    const boss = createBoss(database.url, log)
-    await boss.start()
-    closers.add('queue', () => stopBoss(boss))
-    // Whichever process made the queues may have had other settings; retries are the workers' business.
-    await updateQueues(boss, queueSettings(config))
-    const stopMaintenance = await startMaintenance({
-      upkeep,
-      retention,
-      boss,
-      retentionDays: config.RETENTION_DAYS,
-      retentionCron: config.RETENTION_CRON,
-      log,
-    })
-    closers.add('maintenance', stopMaintenance)
-    const sender = createSender({
-      allow: config.EGRESS_ALLOW,
-      timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
-      ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
-    })
-    closers.add('sender', sender.close)
-    const worker = await startWorker({
-      pool,
-      claims,
-      boss,
-      sender,
-      secretBox,
-      log,
-      concurrency: config.WORKER_CONCURRENCY,
-      rules: {
-        cap: Math.min(config.ENDPOINT_CONCURRENCY, config.WORKER_CONCURRENCY),
-        failures: config.BREAKER_FAILURES,
-        seconds: config.BREAKER_SECONDS,
-        probeSeconds: config.BREAKER_PROBE_SECONDS,
-        probeMaxSeconds: config.BREAKER_PROBE_MAX_SECONDS,
-        disableAfterSeconds: config.ENDPOINT_DISABLE_DAYS * 86_400,
-      },
-      attemptTimeoutSeconds: config.ATTEMPT_TIMEOUT_SECONDS,
-      monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
-      headerPrefix: config.WEBHOOK_HEADER_PREFIX,
-      userAgent: `Waybill/${version}`,
-    })
-    closers.add('worker', () => worker.stop(graceMs), { atOnce: true })
-    options.hurry.addEventListener('abort', () => void worker.stop(0))
-    const sweep = startSweep({
-      pool: upkeep,
-      log,
-      // A replay that is the next probe puts off the one after it by a minute (waybill.probe_now).
-      longestWaitSeconds: Math.max(config.BREAKER_PROBE_MAX_SECONDS, config.ATTEMPT_TIMEOUT_SECONDS + 10, 60),
-    })
-    closers.add('sweep', sweep.stop)
-  }
+  if (mode !== 'api') await startDelivering(options, { url: database.url, version, secretBox, pool, retention, open })
   return { port }
 }
+
+/** The worker and, on pg-boss, what is scheduled. */
+async function startDelivering(
+  { config, log, closers, hurry }: Options,
+  parts: { url: string; version: string; secretBox: SecretBox; pool: Pool; retention: Pool; open: OpenPool },
+): Promise<void> {
+  const { url, pool, retention } = parts
+  const upkeep = parts.open(' upkeep', UPKEEP)
+  const claims = parts.open(' claims', { max: 1, claims: true })
+  const boss = createBoss(url, log)
+  await boss.start()
+  closers.add('queue', () => stopBoss(boss))
+  // Whichever process made the queues may have had other settings; retries are the workers' business.
+  await updateQueues(boss, queueSettings(config))
+  const stopMaintenance = await startMaintenance({
+    upkeep,
+    retention,
+    boss,
+    retentionDays: config.RETENTION_DAYS,
+    retentionCron: config.RETENTION_CRON,
+    log,
+  })
+  closers.add('maintenance', stopMaintenance)
+  const sender = createSender({
+    allow: config.EGRESS_ALLOW,
+    timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
+    ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
+  })
+  closers.add('sender', sender.close)
+  const worker = await startWorker({
+    pool,
+    claims,
+    boss,
+    sender,
+    secretBox: parts.secretBox,
+    log,
+    concurrency: config.WORKER_CONCURRENCY,
+    rules: endpointRules(config),
+    attemptTimeoutSeconds: config.ATTEMPT_TIMEOUT_SECONDS,
+    monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
+    headerPrefix: config.WEBHOOK_HEADER_PREFIX,
+    userAgent: `Waybill/${parts.version}`,
+  })
+  closers.add('worker', () => worker.stop(config.SHUTDOWN_GRACE_SECONDS * 1000), { atOnce: true })
+  hurry.addEventListener('abort', () => void worker.stop(0))
+  const sweep = startSweep({
+    pool: upkeep,
+    log,
+    // A replay that is the next probe puts off the one after it by a minute (waybill.probe_now).
+    longestWaitSeconds: Math.max(config.BREAKER_PROBE_MAX_SECONDS, config.ATTEMPT_TIMEOUT_SECONDS + 10, 60),
+  })
+  closers.add('sweep', sweep.stop)
+}
+
+const endpointRules = (config: Config): EndpointRules => ({
+  cap: Math.min(config.ENDPOINT_CONCURRENCY, config.WORKER_CONCURRENCY),
+  failures: config.BREAKER_FAILURES,
+  seconds: config.BREAKER_SECONDS,
+  probeSeconds: config.BREAKER_PROBE_SECONDS,
+  probeMaxSeconds: config.BREAKER_PROBE_MAX_SECONDS,
+  disableAfterSeconds: config.ENDPOINT_DISABLE_DAYS * 86_400,
+})
 
 const serviceLimits = (config: Config): ServiceLimits => ({
   maxEndpoints: config.MAX_ENDPOINTS,
