@@ -160,18 +160,18 @@ export async function startWorker(deps: {
   const deliveries = startDispatcher({
     slots: deps.concurrency,
     log,
-    async fetch(kind, { max, thorough, take }) {
+    async fetch(kind, { max, thorough, occupy }) {
       const claimed = await claim({ kind, max, thorough })
       const full: Claim[] = []
       for (const claim of claimed.send) {
-        inHand.take(claim, take)
+        inHand.take(claim, occupy)
         const verdict = lanes.admit(claim)
         if (verdict === 'start') start(claim)
         if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
         if (verdict === 'full') full.push(claim)
       }
       const { hold: unsendable, obsolete } = claimed
-      for (const job of unsendable) inHand.take(job, take)
+      for (const job of unsendable) inHand.take(job, occupy)
       if (full.length > 0) await inBackground(() => inHand.hold(full, { counted: true }))
       if (unsendable.length > 0) await inBackground(() => inHand.hold(unsendable, { counted: false }))
       if (obsolete.length > 0) await inBackground(() => dropClaims(pool, obsolete))

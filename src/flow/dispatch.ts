@@ -19,13 +19,13 @@ const MAX_BATCH = 96
  * most a quarter and at least an eighth.
  *
  * `fetch` claims at most `max` items and returns whether there are more. Usually it goes on from where claiming has got to; now and
- * then it searches the whole queue (`thorough`). For each item under way it takes a slot with `take`, and calls the returned
+ * then it searches the whole queue (`thorough`). For each item under way it occupies a slot with `occupy`, and calls the returned
  * function when the item ends; calling it again does nothing. `wake` announces first attempts, and if `retries` those too.
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
-  fetch: (kind: Kind, how: { max: number; thorough: boolean; take: () => () => void }) => Promise<boolean>
+  fetch: (kind: Kind, how: { max: number; thorough: boolean; occupy: () => () => void }) => Promise<boolean>
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
   const { slots } = options
   const inHand = { first: 0, retry: 0 }
@@ -39,12 +39,12 @@ export function startDispatcher(options: {
   let looks = 0
   const look = { first: createThoroughness(), retry: createThoroughness() }
 
-  function take(kind: Kind): () => void {
-    let taken = true
+  function occupy(kind: Kind): () => void {
+    let isOccupied = true
     inHand[kind]++
     return () => {
-      if (!taken) return
-      taken = false
+      if (!isOccupied) return
+      isOccupied = false
       inHand[kind]--
       if (announced.first || announced.retry || backlog.first || backlog.retry) loop.wake()
     }
@@ -54,7 +54,7 @@ export function startDispatcher(options: {
     const max = Math.min(Math.floor(room), most[kind])
     if (max <= 0) return
     announced[kind] = false
-    const asked = look[kind]((thorough) => options.fetch(kind, { max, thorough, take: () => take(kind) }))
+    const asked = look[kind]((thorough) => options.fetch(kind, { max, thorough, occupy: () => occupy(kind) }))
     backlog[kind] = await asked.catch((error: unknown) => {
       most[kind] = Math.ceil(max / 2)
       throw error

@@ -16,12 +16,12 @@ function start(t: TestContext, waiting: Record<Kind, number>, { slots = 80, keep
   const loop = startDispatcher({
     slots,
     log,
-    async fetch(kind, { max, take }) {
+    async fetch(kind, { max, occupy }) {
       seen.fetches++
       await new Promise((resolve) => setImmediate(resolve))
       const found = Math.min(max, waiting[kind])
       waiting[kind] -= found
-      for (let n = 0; n < found; n++) if (keep) ends.push({ kind, end: take() })
+      for (let n = 0; n < found; n++) if (keep) ends.push({ kind, end: occupy() })
       seen.most = Math.max(seen.most, ends.length)
       return waiting[kind] > 0
     },
