@@ -70,21 +70,10 @@ export async function startWorker(deps: {
   const chores = new Set<Promise<unknown>>()
   const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
   const claim = createClaim(claims, deps.monthlyAttempts)
-  const record = createRecord({ pool, boss, rules, log })
   const deliver = createDeliver({
     sender: deps.sender,
     withPayload: createPayloads({ pool, closing: closing.signal, log }),
-    record: (attempt) => {
-      let tries = 0
-      return insist(
-        async () => {
-          tries++
-          const recorded = await record(attempt)
-          return { ...recorded, settled: recorded.settled || (tries > 1 ? null : false) }
-        },
-        (error) => log.warn({ err: error, delivery_id: attempt.claim.deliveryId }, 'record.waiting'),
-      )
-    },
+    record: insistOn(createRecord({ pool, boss, rules, log }), log),
     openSecret: cacheOpened(deps.secretBox),
     headerPrefix: deps.headerPrefix,
     userAgent: deps.userAgent,
@@ -227,5 +216,22 @@ export async function startWorker(deps: {
       for (const timer of timers) clearTimeout(timer)
       clearInterval(touching)
     },
+  }
+}
+
+type RecordAttempt = ReturnType<typeof createRecord>
+
+/** Records each attempt however long the database is away. After a try that was not answered, nobody knows what that has stored. */
+function insistOn(record: RecordAttempt, log: Log): RecordAttempt {
+  return (attempt) => {
+    let tries = 0
+    return insist(
+      async () => {
+        tries++
+        const recorded = await record(attempt)
+        return { ...recorded, settled: recorded.settled || (tries > 1 ? null : false) }
+      },
+      (error) => log.warn({ err: error, delivery_id: attempt.claim.deliveryId }, 'record.waiting'),
+    )
   }
 }
