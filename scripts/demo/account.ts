@@ -48,7 +48,7 @@ export function createAccount() {
         else line('published', name(seen.event_id), '', `event ${seen.event_id}, deliveries: ${seen.delivery_count}`)
         break
       case 'receiver.verified':
-        line('verified', name(seen.event_id), String(seen.endpoint), `signature is good; answering ${seen.status}`)
+        line('verified', String(seen.event_type), String(seen.endpoint), `signature is good; answering ${seen.status}`)
         break
       case 'receiver.refused':
         line('refused', name(seen.event_id), String(seen.endpoint), `signature is not good: ${seen.problem}`)

@@ -20,7 +20,8 @@ export async function startReceiver(behaviours: Record<string, Behaviour>, obser
     if (!behaviour?.secret) return void response.writeHead(404).end()
     const nth = (counts.get(endpoint) ?? 0) + 1
     counts.set(endpoint, nth)
-    const problem = verify(behaviour.secret, Buffer.concat(chunks), request.headers as Record<string, string>)
+    const event = verify(behaviour.secret, Buffer.concat(chunks), request.headers as Record<string, string>)
+    const problem = event instanceof Error ? event.message : null
     const status = problem ? 400 : behaviour.answer(nth)
     observations.add({
       msg: problem ? 'receiver.refused' : 'receiver.verified',
@@ -28,6 +29,7 @@ export async function startReceiver(behaviours: Record<string, Behaviour>, obser
       status,
       problem,
       event_id: request.headers['webhook-id'],
+      ...('type' in event && { event_type: event.type }),
     })
     response.writeHead(status, { 'content-type': 'text/plain' }).end(status === 200 ? 'thank you' : 'not today')
   })
@@ -42,11 +44,10 @@ export async function startReceiver(behaviours: Record<string, Behaviour>, obser
   }
 }
 
-function verify(secret: string, body: Buffer, headers: Record<string, string>): string | null {
+function verify(secret: string, body: Buffer, headers: Record<string, string>): { type: string } | Error {
   try {
-    new Webhook(secret).verify(body, headers)
-    return null
+    return new Webhook(secret).verify(body, headers) as { type: string }
   } catch (error) {
-    return (error as Error).message
+    return error as Error
   }
 }
