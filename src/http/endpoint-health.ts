@@ -1,7 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { AppError } from '../errors.ts'
-import { standingFields } from './endpoint-routes.ts'
-import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
+import { stateFields } from './endpoint-routes.ts'
+import { renderState, type StateRow, stateColumns } from './endpoint-state.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
@@ -42,7 +42,7 @@ const getEndpointHealth = createRoute({
           last_success_at: timestamp.nullable(),
           last_failure_at: timestamp.nullable(),
           pending_count: count.openapi({ description: 'Deliveries that are not finished.' }),
-          ...standingFields,
+          ...stateFields,
           dead_letter_count: count,
         })
         .openapi('EndpointHealth'),
@@ -51,7 +51,7 @@ const getEndpointHealth = createRoute({
   },
 })
 
-type Row = StandingRow & {
+type Row = StateRow & {
   endpoint_id: string
   attempts: number
   successes: number
@@ -69,7 +69,7 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
     const endpointId = recordId(params.endpoint_id, 'endpoint_not_found')
     return await reads(c, tenantId, async (sql) => {
       const [row] = await sql<Row[]>`
-        select endpoints.endpoint_id, is_active, ${standingColumns}, w.attempts, w.successes, w.mean_duration_ms, s.recent_status_codes, s.last_success_at, s.last_failure_at,
+        select endpoints.endpoint_id, is_active, ${stateColumns}, w.attempts, w.successes, w.mean_duration_ms, s.recent_status_codes, s.last_success_at, s.last_failure_at,
           coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
         from waybill.endpoints
         left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
@@ -95,7 +95,7 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
         last_success_at: row.last_success_at,
         last_failure_at: row.last_failure_at,
         pending_count: row.live,
-        ...renderStanding(row),
+        ...renderState(row),
         dead_letter_count: row.dead_lettered,
       }
     })

@@ -18,7 +18,7 @@ import {
 const URL_EXAMPLE = 'https://hooks.example.com/waybill'
 
 /** How an endpoint's traffic stands; also part of its health. */
-export const standingFields = {
+export const stateFields = {
   state: z.enum(['active', 'inactive', 'failing', 'recovering']).openapi('EndpointState', {
     description:
       '`failing`: it has failed for a while, and gets one probe at a time. `recovering`: it answers again, and gets what was held in growing chunks. `inactive`: it gets nothing.',
@@ -45,7 +45,7 @@ const endpointRecord = z
       .openapi({ description: 'An inactive endpoint gets no new events; what already waits for it is kept.' }),
     max_per_second: z.int().nullable().openapi({ description: 'Null for no limit.', example: 50 }),
     ordered: z.boolean().openapi({ example: false }),
-    ...standingFields,
+    ...stateFields,
     created_at: timestamp,
     updated_at: timestamp,
   })

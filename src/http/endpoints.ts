@@ -5,13 +5,13 @@ import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { makeSigningSecret, type SecretBox } from '../secrets.ts'
 import { endpointRoutes } from './endpoint-routes.ts'
-import { renderStanding, type StandingRow, standingColumns } from './endpoint-standing.ts'
+import { renderState, type StateRow, stateColumns } from './endpoint-state.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
 import { listBody } from './schemas.ts'
 
-type EndpointRow = StandingRow & {
+type EndpointRow = StateRow & {
   endpoint_id: string
   tenant_id: string
   url: string
@@ -23,7 +23,7 @@ type EndpointRow = StandingRow & {
 }
 
 const columns = fragment`
-  endpoint_id, tenant_id, url, description, to_json(subscribed_events) as subscribed_events, is_active, max_per_second, ordered, updated_at, ${standingColumns}`
+  endpoint_id, tenant_id, url, description, to_json(subscribed_events) as subscribed_events, is_active, max_per_second, ordered, updated_at, ${stateColumns}`
 
 const render = (row: EndpointRow) => ({
   endpoint_id: row.endpoint_id,
@@ -34,7 +34,7 @@ const render = (row: EndpointRow) => ({
   is_active: row.is_active,
   max_per_second: row.max_per_second,
   ordered: row.ordered,
-  ...renderStanding(row),
+  ...renderState(row),
   created_at: madeAt(row.endpoint_id),
   updated_at: row.updated_at,
 })

@@ -1,10 +1,10 @@
 import { fragment } from '../db/statement.ts'
 
-export type StandingRow = {
+export type StateRow = {
   is_active: boolean
   inactive_reason: 'tenant' | 'gone' | 'failing' | null
   inactive_since: Date | null
-  standing: {
+  stats: {
     breaker: 'closed' | 'open' | 'half_open'
     since: string | null
     next_probe_at: string | null
@@ -14,14 +14,14 @@ export type StandingRow = {
   } | null
 }
 
-/** The columns of a StandingRow, in a query on waybill.endpoints. */
-export const standingColumns = fragment`
+/** The columns of a StateRow, in a query on waybill.endpoints. */
+export const stateColumns = fragment`
   inactive_reason, inactive_since,
   (select json_build_object('breaker', s.breaker, 'since', s.breaker_since, 'next_probe_at',
         -- What is not held goes by its own retries. If ordered, nothing comes before the retry that all others wait for.
         case when s.held > 0 and not (endpoints.ordered and s.pending + s.retrying > s.held) then s.next_probe_at end,
       'failure_streak', s.failure_streak, 'failing_since', s.failing_since, 'held', s.held)
-   from waybill.endpoint_stats s where s.tenant_id = endpoints.tenant_id and s.endpoint_id = endpoints.endpoint_id) as standing`
+   from waybill.endpoint_stats s where s.tenant_id = endpoints.tenant_id and s.endpoint_id = endpoints.endpoint_id) as stats`
 
 const REASONS = {
   tenant: 'set inactive by its tenant',
@@ -32,8 +32,8 @@ const REASONS = {
 const moment = (text: string | null | undefined) => (text ? new Date(text) : null)
 
 /** How an endpoint's traffic stands, and why, in words. */
-export function renderStanding({ is_active, inactive_reason, inactive_since, standing }: StandingRow) {
-  const fields = { held_count: standing?.held ?? 0, next_probe_at: null }
+export function renderState({ is_active, inactive_reason, inactive_since, stats }: StateRow) {
+  const fields = { held_count: stats?.held ?? 0, next_probe_at: null }
   if (!is_active) {
     return {
       state: 'inactive',
@@ -42,21 +42,21 @@ export function renderStanding({ is_active, inactive_reason, inactive_since, sta
       ...fields,
     }
   }
-  const since = moment(standing?.since)
-  if (standing?.breaker === 'open') {
+  const since = moment(stats?.since)
+  if (stats?.breaker === 'open') {
     // Without `failing_since` a probe has just succeeded, and the breaker has not moved yet.
-    const failing = standing.failing_since
-      ? `failed ${standing.failure_streak} times in a row since ${new Date(standing.failing_since).toISOString()}`
+    const failing = stats.failing_since
+      ? `failed ${stats.failure_streak} times in a row since ${new Date(stats.failing_since).toISOString()}`
       : 'its recovery is being recorded'
     return {
       state: 'failing',
       state_reason: failing,
       state_since: since,
       ...fields,
-      next_probe_at: moment(standing.next_probe_at),
+      next_probe_at: moment(stats.next_probe_at),
     }
   }
-  if (standing?.breaker === 'half_open') {
+  if (stats?.breaker === 'half_open') {
     return {
       state: 'recovering',
       state_reason: 'it is getting what was held, in growing chunks',
