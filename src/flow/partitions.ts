@@ -42,3 +42,14 @@ export async function takeTurn(sql: Db, part: string): Promise<'in use' | 'aside
   if (found === undefined) return 'gone'
   return found.relispartition ? 'in use' : 'aside'
 }
+
+/** The ids that the daily partitions of the deliveries are for: from `first` on, below `end`. */
+export async function readDays(sql: Db): Promise<{ first: string; end: string }> {
+  const [days] = await sql<{ first: string; end: string }[]>`
+    select coalesce(waybill.first_id(min(day) at time zone 'utc'), waybill.first_id('epoch')) as first,
+      coalesce(waybill.first_id((max(day) + interval '1 day') at time zone 'utc'), waybill.first_id('epoch')) as end
+    from (
+      select to_date(substring(relname from '\\d{8}$'), 'YYYYMMDD')::timestamp as day from pg_class
+      where relnamespace = 'waybill'::regnamespace and relispartition and relkind = 'r' and relname ~ '^deliveries_\\d{8}$') d`
+  return days as { first: string; end: string }
+}

@@ -1,0 +1,61 @@
+import assert from 'node:assert/strict'
+import { type TestContext, test } from 'node:test'
+import { createDatabase } from './support/database.ts'
+import { createTenant, startService } from './support/service.ts'
+
+/** Five deliveries of one type today, 2000 of another yesterday, and three of the first before all days, in the default partition. */
+async function threeDays(t: TestContext) {
+  const { url, sql } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl: url, mode: 'api' })
+  const { tenantId, call, createEndpoint } = await createTenant(service)
+  const { endpoint_id } = await createEndpoint('http://127.0.0.1:9/')
+  const insert = (days: number, count: number, type: string) => sql`
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, updated_at)
+    select ${tenantId}, waybill.make_delivery_id(id), id, ${endpoint_id}, ${type}, 'delivered', now()
+    from (select waybill.make_id(date_trunc('day', now(), 'utc') + ${days} * interval '1 day' + n * interval '1 ms') as id
+          from generate_series(1, ${count}) n) made`
+  await insert(0, 5, 'wanted')
+  await insert(-1, 2000, 'other')
+  await insert(-9, 3, 'wanted')
+  await sql.text('analyze waybill.deliveries')
+  return { sql, service, call }
+}
+
+test('a list reads no day older than what it shows', async (t) => {
+  const { sql, service, call } = await threeDays(t)
+  const { body } = await call('GET', '/v1/deliveries?event_type=wanted&limit=4')
+  assert.equal(body.data.length, 4)
+  // What a connection has read is in the statistics when it has ended.
+  await service.stop()
+  const [yesterday] = await sql`
+    select (idx_tup_fetch + seq_tup_read)::int as read from pg_stat_user_tables
+    where relname = 'deliveries_' || to_char((now() at time zone 'utc')::date - 1, 'YYYYMMDD')`
+  assert.equal(yesterday?.read, 0)
+})
+
+test('a list goes on from the days to the default partition', async (t) => {
+  const { sql, call } = await threeDays(t)
+  const rows = await sql`select delivery_id from waybill.deliveries where event_type = 'wanted' order by 1 desc`
+  const all = rows.map((row) => row.delivery_id)
+  const ids = (body: { data: { delivery_id: string }[] }) => body.data.map((row) => row.delivery_id)
+  const whole = await call('GET', '/v1/deliveries?event_type=wanted&limit=10')
+  assert.deepEqual(ids(whole.body), all)
+  const first = await call('GET', '/v1/deliveries?event_type=wanted&limit=3')
+  const second = await call('GET', `/v1/deliveries?event_type=wanted&limit=5&cursor=${first.body.next_cursor}`)
+  assert.deepEqual([...ids(first.body), ...ids(second.body)], all)
+  const skipped = await call('GET', '/v1/deliveries?event_type=wanted&limit=5&offset=4')
+  assert.deepEqual(ids(skipped.body), all.slice(4))
+})
+
+test('a list of what an endpoint or a tenant has none of reads no deliveries', async (t) => {
+  const { sql, service, call } = await threeDays(t)
+  const { body: other } = await call('POST', '/v1/endpoints', {
+    body: { url: 'http://127.0.0.1:9/', subscribed_events: ['*'] },
+  })
+  for (const filter of [`endpoint_id=${other.endpoint_id}`, 'status=retrying'])
+    assert.deepEqual((await call('GET', `/v1/deliveries?${filter}`)).body.data, [])
+  await service.stop()
+  const [all] = await sql`
+    select sum(idx_tup_fetch + seq_tup_read)::int as read from pg_stat_user_tables where relname ~ '^deliveries_'`
+  assert.equal(all?.read, 0)
+})
