@@ -20,6 +20,7 @@ as $$
 #variable_conflict use_column
 declare
   picked record;
+  moment timestamptz;
   jobs text;
 begin
   -- Before the counters' rows, as in waybill.rebase_queue.
@@ -28,11 +29,13 @@ begin
   perform from waybill.endpoint_stats s
   join unnest(tenants, endpoints) as a (tenant_id, endpoint_id) on s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
   order by s.tenant_id, s.endpoint_id for no key update of s;
+  -- Not the time of the transaction, which may have waited while what is released now was published.
+  moment := clock_timestamp();
 
   with lanes as (
     select s.tenant_id, s.endpoint_id, e.max_per_second, s.breaker = 'open' as is_probe,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
-      greatest(s.next_slot, now()) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
+      greatest(s.next_slot, moment) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
       -- A probe that somebody has asked for (waybill.replay), or for which there was no room before.
       case when s.breaker = 'open' and not e.ordered and s.next_probe_at <= now() then waybill.if_held(s.tenant_id, s.probing) end as wanted,
       case
@@ -41,7 +44,7 @@ begin
         when s.breaker = 'open' then (s.next_probe_at <= now())::int
         when e.ordered then 1
         else least(a.most - a.busy, case when s.breaker = 'half_open' then 2 * s.ramp end - a.busy,
-          ceil(extract(epoch from now() + interval '500 milliseconds' - greatest(s.next_slot, now())) * e.max_per_second)::int)
+          ceil(greatest(0, extract(epoch from moment + interval '500 milliseconds' - greatest(s.next_slot, moment))) * e.max_per_second)::int)
       end as room
     from unnest(tenants, endpoints, busy, most) as a (tenant_id, endpoint_id, busy, most)
     join waybill.endpoint_stats s on s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
@@ -75,7 +78,7 @@ begin
   if picked.n = 0 then return; end if;
 
   -- The bounds are for the planner, which then looks at the partitions between them only.
-  update waybill.deliveries d set held = false, bundle = null, spent_retries = 0, next_attempt_at = coalesce(p.slot, now()), updated_at = now()
+  update waybill.deliveries d set held = false, bundle = null, spent_retries = 0, next_attempt_at = coalesce(p.slot, moment), updated_at = moment
   from unnest(picked.tenants, picked.ids, picked.slots) as p (tenant_id, delivery_id, slot)
   where d.tenant_id = p.tenant_id and d.delivery_id = p.delivery_id and d.delivery_id between picked.first_id and picked.last_id;
 
@@ -126,7 +129,8 @@ end $$;
 -- Makes the one delivery of an ordered endpoint that waits for its retry, and for which all others wait, due now. One that is made
 -- ordered may have many that do: of more than can be moved in the time of a request, the others keep their time.
 create or replace function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language sql
-set plan_cache_mode = force_custom_plan
+-- One look-up for each: taking them for millions, the planner would read all deliveries of every day.
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
   with waiting as (
     select tenant_id, delivery_id from waybill.deliveries d join waybill.endpoints e using (tenant_id, endpoint_id)

@@ -136,7 +136,7 @@ async function deactivate(
   })
   if (doomed.length === 0) return []
   const rows = await sql<{ tenant_id: string; endpoint_id: string; url: string; inactive_since: Date }[]>`
-    update waybill.endpoints p set is_active = false, inactive_reason = d.reason, inactive_since = now(), updated_at = now()
+    update waybill.endpoints p set is_active = false, inactive_reason = d.reason, inactive_since = now(), updated_at = clock_timestamp()
     from unnest(${doomed.map(({ endpoint }) => endpoint.tenant_id)}::text[], ${doomed.map(({ endpoint }) => endpoint.endpoint_id)}::uuid[],
       ${doomed.map(({ reason }) => reason)}::text[], ${doomed.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
     where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active and (d.url is null or p.url = d.url)

@@ -111,7 +111,7 @@ export function mountEndpoints(
       if ((body.is_active === true && !before.is_active) || isMoved)
         await startAgain(sql, tenant.tenantId, target, before.ordered)
       const [updated] = await sql<EndpointRow[]>`
-        update waybill.endpoints set ${assignments(body)}, updated_at = now() ${inactivity(before.is_active, body.is_active)}
+        update waybill.endpoints set ${assignments(body)}, updated_at = clock_timestamp() ${inactivity(before.is_active, body.is_active)}
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns}`
       // From now on all other deliveries wait for the one retry that comes first.
       if (body.ordered === true && !before.ordered)
@@ -128,7 +128,7 @@ export function mountEndpoints(
     const secret = makeSigningSecret()
     const [row] = await pool<(EndpointRow & { previous_secret_expires_at: Date })[]>`
       update waybill.endpoints set previous_secret = signing_secret, signing_secret = ${secretBox.seal(secret, `${tenant.tenantId}/${target}`)},
-        previous_secret_expires_at = now() + ${deps.rotationOverlapSeconds} * interval '1 second', updated_at = now()
+        previous_secret_expires_at = now() + ${deps.rotationOverlapSeconds} * interval '1 second', updated_at = clock_timestamp()
       where tenant_id = ${tenant.tenantId} and endpoint_id = ${target}
       returning ${columns}, previous_secret_expires_at`
     if (row === undefined) throw notFound()

@@ -122,7 +122,7 @@ export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: A
           insert into waybill.tenants as t (tenant_id, tenant_slug, limits)
           values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}::jsonb, '{}'))
           on conflict (tenant_id) do update set
-            tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}::jsonb, t.limits), updated_at = now()
+            tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}::jsonb, t.limits), updated_at = clock_timestamp()
           returning *, xmax = 0 as created
         )
         select put.*, pg_notify('waybill_tenants', '') from put`
