@@ -32,8 +32,8 @@ export type QueueSettings = {
 const FOREVER_SECONDS = 10 * 365 * 86_400
 const SUPERVISE_SECONDS = 15
 /**
- * As long as pg-boss allows: lost workers are found by their silence (flow/take-back.ts), allowing for a clock that leaps ahead,
- * as pg-boss does not. A job keeps the value it was queued with.
+ * As long as pg-boss allows, until `updateQueues` has made it longer: lost workers are found by their silence (flow/take-back.ts),
+ * allowing for a clock that leaps ahead, as pg-boss does not. A job keeps the value it was queued with.
  */
 const LONGEST_CLAIM_SECONDS = 86_400
 /** Options for the driver, which pg-boss passes on without documenting them. */
@@ -108,9 +108,14 @@ export const queues = (settings: QueueSettings) => {
   ]
 }
 
-/** Sets how jobs that are queued from now on are retried. */
+/**
+ * Sets how jobs that are queued from now on are retried. And for how long they may be claimed: pg-boss, which allows a day at
+ * most, would fail all that is under way when the database's clock leaps ahead by more.
+ */
 export async function updateQueues(boss: PgBoss, settings: QueueSettings): Promise<void> {
   for (const { name, options } of queues(settings)) await boss.updateQueue(name, options)
+  const claimed = 'update pgboss.queue set expire_seconds = $1, heartbeat_seconds = $1 where name = $2'
+  await boss.getDb().executeSql(claimed, [FOREVER_SECONDS, DELIVERIES])
 }
 
 /** Lets pg-boss run a statement on our transaction, so that a job and what it stands for commit together. */

@@ -4,7 +4,7 @@ import { openDb, type Pool } from '../src/db/open.ts'
 import { type Claim, createClaim } from '../src/flow/claim.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'
-import { createBoss, stopBoss } from '../src/queue.ts'
+import { createBoss, DELIVERIES, stopBoss } from '../src/queue.ts'
 import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
@@ -100,6 +100,31 @@ test('what was claimed when the last worker was lost hours ago is sent by the ne
     update pgboss.job set state = 'active', started_on = now() - interval '3 hours', heartbeat_on = now() - interval '3 hours' where name = 'deliveries'`
   await startService(t, { databaseUrl, mode: 'worker' })
   await receiver.until(4)
+})
+
+test('what is under way while the database’s clock leaps ahead by days is not taken for lost', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const service = await startService(t, { databaseUrl: url })
+  const tenant = await createTenant(service)
+  const { reply, open } = gate()
+  receiver.script('/busy', reply)
+  await tenant.createEndpoint(receiver.url('/busy'))
+  const { delivery_ids } = await tenant.publish()
+  await receiver.until(1)
+  const boss = createBoss(url, createLog('silent'))
+  await boss.start()
+  cleanUp(t, () => stopBoss(boss))
+  // As if it were a week ahead now. A leap by less is noticed by what takes back, which then waits for claims to be touched.
+  await sql`
+    update pgboss.job set started_on = started_on - interval '7 days', heartbeat_on = now() where name = ${DELIVERIES}`
+  await sql`update pgboss.queue set monitor_on = null where name = ${DELIVERIES}`
+  await boss.supervise(DELIVERIES)
+  const [job] = await sql`select state from pgboss.job where name = ${DELIVERIES}`
+  assert.equal(job?.state, 'active')
+  open()
+  await waitFor(async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body.status === 'delivered')
+  assert.equal(receiver.receipts.length, 1)
 })
 
 test('no more bundles are taken apart than hold what is taken back', async (t) => {
