@@ -194,7 +194,7 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     receiver.script('/hook', asked.reply, 200)
     const events = await Promise.all(Array.from({ length: 10 }, () => tenant.publish('paced')))
     const zombie = await startWorker()
-    await receiver.until(1, { path: '/paced' })
+    await Promise.all(['/hook', '/paced'].map((path) => receiver.until(1, { path })))
     // It has claimed others too, which wait in it for their time.
     zombie.signal('SIGSTOP')
     await startWorker()
