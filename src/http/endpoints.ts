@@ -128,7 +128,7 @@ export function mountEndpoints(
     const secret = makeSigningSecret()
     const [row] = await pool<(EndpointRow & { previous_secret_expires_at: Date })[]>`
       update waybill.endpoints set previous_secret = signing_secret, signing_secret = ${secretBox.seal(secret, `${tenant.tenantId}/${target}`)},
-        previous_secret_expires_at = now() + ${deps.rotationOverlapSeconds} * interval '1 second', updated_at = clock_timestamp()
+        previous_secret_expires_at = clock_timestamp() + ${deps.rotationOverlapSeconds} * interval '1 second', updated_at = clock_timestamp()
       where tenant_id = ${tenant.tenantId} and endpoint_id = ${target}
       returning ${columns}, previous_secret_expires_at`
     if (row === undefined) throw notFound()

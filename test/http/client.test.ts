@@ -82,7 +82,7 @@ describe('a client that was generated from the API’s description', () => {
     const rotated = sent(await client.POST('/v1/endpoints/{endpoint_id}/rotate-secret', { params: { path } }))
     assert.notEqual(rotated.signing_secret, endpoint.signing_secret)
     const overlap = Date.parse(rotated.previous_secret_expires_at) - Date.parse(rotated.updated_at)
-    assert.equal(overlap, 86_400_000)
+    assert.ok(Math.abs(overlap - 86_400_000) <= 1, `${overlap}`)
     const changed = sent(
       await client.PATCH('/v1/endpoints/{endpoint_id}', { params: { path }, body: { is_active: false } }),
     )
