@@ -22,12 +22,13 @@ import {
   id,
   listBody,
   listOf,
+  ok,
   timestamp,
 } from './schemas.ts'
 import { readUsage } from './usage.ts'
 
 const deliveryPath = z.object({ delivery_id: id('delivery') })
-const delivery = z.object({ ok: z.literal(true) }).extend(deliveryRecord.shape)
+const delivery = z.object({ ok, ...deliveryRecord.shape })
 
 /** What examples of a delivery that was given up on, or has just been replayed, have of their own. */
 const GIVEN_UP = {

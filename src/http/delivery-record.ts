@@ -3,6 +3,10 @@ import { fragment } from '../db/statement.ts'
 import { madeAt } from '../ids.ts'
 import { attemptError, deliveryStatus, eventType, id, ownTenant, timestamp } from './schemas.ts'
 
+const deadLetterReason = z
+  .enum(['retries_exhausted', 'endpoint_gone', 'worker_lost', 'monthly_attempt_limit'])
+  .openapi('DeadLetterReason', { description: 'Why the delivery was given up on.' })
+
 export const deliveryRecord = z
   .object({
     delivery_id: id('delivery'),
@@ -23,12 +27,9 @@ export const deliveryRecord = z
       .openapi({ description: 'Null when the last attempt got no response.', example: 200 }),
     last_error: attemptError.openapi({ example: null }),
     dead_letter_reason: z
-      .enum(['retries_exhausted', 'endpoint_gone', 'worker_lost', 'monthly_attempt_limit'])
-      .nullable()
-      .openapi('DeadLetterReason', {
-        description: 'Why the delivery was given up on; null unless it was.',
-        example: null,
-      }),
+      // Not `nullable`, which would put null among the values of the enum, where it breaks clients.
+      .union([deadLetterReason, z.null()])
+      .openapi({ description: 'Null unless the delivery was given up on.', example: null }),
     created_at: timestamp,
     updated_at: timestamp,
     completed_at: timestamp.nullable(),

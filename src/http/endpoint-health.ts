@@ -6,7 +6,7 @@ import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
-import { answers, count, id, timestamp } from './schemas.ts'
+import { answers, count, id, ok, timestamp } from './schemas.ts'
 
 const WINDOW_HOURS = 24
 
@@ -26,7 +26,7 @@ const getEndpointHealth = createRoute({
       'Its health',
       z
         .object({
-          ok: z.literal(true),
+          ok,
           endpoint_id: id('endpoint'),
           window_hours: z.literal(WINDOW_HOURS),
           attempts: count.openapi({ description: 'In the window: this hour and the 23 before it.', example: 40 }),

@@ -1,6 +1,6 @@
 import { z } from '@hono/zod-openapi'
 import { ERRORS, type ErrorCode } from '../errors.ts'
-import { count } from './schemas.ts'
+import { count, ok } from './schemas.ts'
 
 const ID = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
 const MONTH_END = '2026-12-01T00:00:00.000Z'
@@ -137,13 +137,13 @@ export const ERROR_BODIES = Object.fromEntries(
     code,
     z
       .object({
-        ok: z.literal(false),
+        ok: ok.openapi({ example: false }),
         error: z.literal(ERRORS[code as ErrorCode][1]),
         ...(details && { details: details[0] }),
       })
       .openapi(`${pascal(code)}Error`),
   ]),
-) as Record<ErrorCode, z.ZodObject<{ ok: z.ZodLiteral<false>; error: z.ZodLiteral<string> }>>
+) as Record<ErrorCode, z.ZodObject<{ ok: z.ZodBoolean; error: z.ZodLiteral<string> }>>
 
 /** An example of every error's body, by code. */
 export const ERROR_EXAMPLES = Object.entries(EXPLAINED).map(([code, { details }]) => {

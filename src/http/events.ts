@@ -7,7 +7,7 @@ import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
-import { answers, eventType, id, listBody, listOf, ownTenant, pageQuery, payload, timestamp } from './schemas.ts'
+import { answers, eventType, id, listBody, listOf, ok, ownTenant, pageQuery, payload, timestamp } from './schemas.ts'
 
 const eventPath = z.object({ event_id: id('event') })
 
@@ -24,7 +24,7 @@ const getEvent = createRoute({
       'The event',
       z
         .object({
-          ok: z.literal(true),
+          ok,
           event_id: id('event'),
           tenant_id: ownTenant,
           event_type: eventType,

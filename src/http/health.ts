@@ -1,7 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db/open.ts'
 import type { Mount } from './route.ts'
-import { answers } from './schemas.ts'
+import { answers, ok } from './schemas.ts'
 
 /** A database that does not answer in this time is reported as unreachable. */
 export const HEALTH_PATIENCE_MS = 750
@@ -22,12 +22,16 @@ const health = createRoute({
   responses: {
     200: answers(
       'Both answer',
-      z.object({ ok: z.literal(true), status: z.literal('ok'), database: z.literal('ok') }).extend(about.shape),
+      z.object({ ok, status: z.literal('ok'), database: z.literal('ok') }).extend(about.shape),
     ),
     503: answers(
       'The database does not answer',
       z
-        .object({ ok: z.literal(false), status: z.literal('unavailable'), database: z.literal('unreachable') })
+        .object({
+          ok: ok.openapi({ example: false }),
+          status: z.literal('unavailable'),
+          database: z.literal('unreachable'),
+        })
         .extend(about.shape),
     ),
   },

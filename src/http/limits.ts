@@ -5,7 +5,7 @@ import type { Tenant } from './auth.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimits } from './rate.ts'
 import type { Mount } from './route.ts'
-import { answers, count, timestamp } from './schemas.ts'
+import { answers, count, ok, timestamp } from './schemas.ts'
 import { readUsage } from './usage.ts'
 
 const hardLimits = z
@@ -29,7 +29,7 @@ const getUsage = createRoute({
       'This UTC calendar month so far',
       z
         .object({
-          ok: z.literal(true),
+          ok,
           month: z.string().openapi({ example: '2026-11' }),
           period_start: timestamp.openapi({ example: '2026-11-01T00:00:00.000Z' }),
           period_end: timestamp.openapi({ description: 'Exclusive.', example: '2026-12-01T00:00:00.000Z' }),
@@ -57,7 +57,7 @@ const getLimits = createRoute({
       'The limits that hold for this tenant',
       z
         .object({
-          ok: z.literal(true),
+          ok,
           monthly: z.object({
             events: count.openapi({ example: 1_000_000 }),
             attempts: count.openapi({ example: 5_000_000 }),
@@ -87,7 +87,7 @@ const getSafety = createRoute({
       'What holds for this tenant',
       z
         .object({
-          ok: z.literal(true),
+          ok,
           rate_limits: z.object({
             'events:write': rateOf,
             'endpoints:write': rateOf,

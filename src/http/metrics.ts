@@ -2,7 +2,7 @@ import { createRoute, z } from '@hono/zod-openapi'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
-import { answers, count } from './schemas.ts'
+import { answers, count, ok } from './schemas.ts'
 
 /** How many of an endpoint's queued deliveries are looked at, oldest first: the oldest may wait for retries, and not be due. */
 const OLDEST = 1000
@@ -20,7 +20,7 @@ const getMetrics = createRoute({
       'The metrics',
       z
         .object({
-          ok: z.literal(true),
+          ok,
           deliveries_by_status: z
             .object({ pending: count, retrying: count, delivered: count, dead_lettered: count })
             .openapi({ example: { pending: 0, retrying: 1, delivered: 41, dead_lettered: 0 } }),

@@ -9,7 +9,7 @@ import type { Tenant } from './auth.ts'
 import { BODY_ERRORS, errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimit } from './rate.ts'
 import type { Env, Mount } from './route.ts'
-import { answers, eventType, id, jsonBody, ownTenant } from './schemas.ts'
+import { answers, eventType, id, jsonBody, ok, ownTenant } from './schemas.ts'
 import { firstOfNextMonth } from './usage.ts'
 
 const publishBody = z.strictObject({
@@ -28,7 +28,7 @@ const publishBody = z.strictObject({
 
 const published = z
   .object({
-    ok: z.literal(true),
+    ok,
     event_id: id('event'),
     tenant_id: ownTenant,
     idempotency_key: z

@@ -5,7 +5,7 @@ import type { Log } from '../log.ts'
 import { startDeadline } from './deadline.ts'
 import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import { answers, count, jsonBody, timestamp } from './schemas.ts'
+import { answers, count, jsonBody, ok, timestamp } from './schemas.ts'
 
 const runNow = createRoute({
   method: 'post',
@@ -26,7 +26,7 @@ const runNow = createRoute({
       'How many rows were, or would be, deleted',
       z
         .object({
-          ok: z.literal(true),
+          ok,
           applied: z.boolean(),
           cutoff: timestamp.openapi({
             description: 'What was created before this is deleted: a midnight UTC.',

@@ -11,6 +11,9 @@ export const id = (of: string) =>
     example: '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10',
   })
 
+/** Of every answer. Not a literal: a boolean with an enum or a const breaks clients (in Python, every answer is refused). */
+export const ok = z.boolean().openapi({ example: true })
+
 export const timestamp = z.string().openapi({ format: 'date-time', example: '2026-11-20T09:30:00.000Z' })
 
 /** A whole number that may need more than 32 bits: without the format, clients generated for some languages would use 32. */
@@ -187,7 +190,7 @@ export const deliveriesQuery = z
 
 export const listOf = <Item extends z.ZodType>(item: Item) =>
   z.object({
-    ok: z.literal(true),
+    ok,
     data: z.array(item),
     limit: z.int().openapi({ example: 50 }),
     offset: z.int(),

@@ -7,7 +7,7 @@ import { hashApiKey, makeApiKey } from '../secrets.ts'
 import type { Auth } from './auth.ts'
 import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
-import { answers, id, jsonBody, ownTenant, tenantId, text, timestamp } from './schemas.ts'
+import { answers, id, jsonBody, ok, ownTenant, tenantId, text, timestamp } from './schemas.ts'
 
 const limit = z.int('must be a whole number').min(0, 'must be at least 0').max(Number.MAX_SAFE_INTEGER)
 const tenantLimits = z
@@ -37,9 +37,8 @@ const tenantBody = z.strictObject({
     .max(64, 'must be at most 64 characters')
     .regex(/^[a-z0-9]+(-[a-z0-9]+)*$/, 'must be lower-case words of a-z 0-9 joined by -')
     .openapi({ example: 'acme-inc' }),
-  limits: tenantLimits
-    .optional()
-    .openapi({ description: 'Replaces the tenant’s overrides; absent: they stay as they are.' }),
+  // Words of its own would become an intersection with a schema of anything.
+  limits: tenantLimits.optional(),
 })
 
 const putTenant = createRoute({
@@ -48,13 +47,14 @@ const putTenant = createRoute({
   operationId: 'putTenant',
   tags: ['Admin'],
   summary: 'Create or update a tenant',
-  description: 'By `tenant_id`: a new one is created, a known one gets the slug and, if given, the limits.',
+  description:
+    'By `tenant_id`: a new one is created, a known one gets the slug and, if given, the limits, which replace all of its earlier ones.',
   request: { body: jsonBody(tenantBody) },
   responses: {
     200: answers(
       'The tenant as it is now',
       z.object({
-        ok: z.literal(true),
+        ok,
         tenant_id: ownTenant,
         tenant_slug: z.string().openapi({ example: 'acme-inc' }),
         limits: tenantLimits,
@@ -86,7 +86,7 @@ const createApiKey = createRoute({
     201: answers(
       'The key, shown once',
       z.object({
-        ok: z.literal(true),
+        ok,
         api_key_id: id('API key'),
         tenant_id: ownTenant,
         name: z.string().openapi({ example: 'Billing service' }),

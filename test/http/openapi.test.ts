@@ -97,6 +97,26 @@ describe('the OpenAPI document', () => {
     )
   })
 
+  test('has no schema that generators of clients are known to choke on', () => {
+    const problems: string[] = []
+    const walk = (node: unknown, where: string) => {
+      if (typeof node !== 'object' || node === null) return
+      const { type, enum: values, const: value, anyOf, allOf } = node as Record<string, unknown>
+      // openapi-generator's Python client compares it with the text 'true', and refuses every answer.
+      if (type === 'boolean' && (values ?? value) !== undefined) problems.push(`${where}: a boolean of one value`)
+      // openapi-zod-client makes code of it that does not compile.
+      if (Array.isArray(values) && values.includes(null)) problems.push(`${where}: null in an enum`)
+      // Go and Python clients wrap its values in a class, and ogen refuses the whole document.
+      if (Array.isArray(anyOf) && anyOf.filter((part) => part.type !== 'null').length > 1)
+        problems.push(`${where}: a union without a discriminator`)
+      // In oazapfts `& any`, which turns off all checks.
+      if (Array.isArray(allOf) && allOf.some((part) => !part.type && !part.$ref)) problems.push(`${where}: anything`)
+      for (const [name, child] of Object.entries(node)) if (!name.startsWith('example')) walk(child, `${where}/${name}`)
+    }
+    walk(API, '')
+    assert.deepEqual(problems, [])
+  })
+
   test('has an example of every body, and each is valid', () => {
     const pointer = (...parts: string[]) => `#/${parts.map((part) => part.replaceAll('/', '~1')).join('/')}`
     let checked = 0

@@ -68,6 +68,7 @@ export function checkAnswer(method: string, path: string, { status, headers, tex
   if (headers.get('content-type')?.split(';')[0] !== mediaType) complain(`not as ${mediaType}`)
   if (mediaType !== 'application/json') return
   const pointer = ['paths', template, verb, 'responses', status, 'content', mediaType, 'schema']
+  if (template?.startsWith('/v1/') && JSON.parse(text).ok !== status < 400) complain('`ok` is wrong')
   checkBody(`#/${pointer.map((part) => String(part).replaceAll('/', '~1')).join('/')}`, text, complain)
 }
 
