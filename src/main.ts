@@ -35,7 +35,7 @@ async function main(): Promise<void> {
     const database = await openDatabase(config, log, closers)
     log.info({ config: maskConfig(config), mode: flags.mode, version: await readVersion() }, 'service.starting')
     if (config.EGRESS_ALLOW.length > 0) {
-      log.warn({ ranges: config.EGRESS_ALLOW.map((range) => range.text) }, 'egress.exempted')
+      log.warn({ EGRESS_ALLOW: config.EGRESS_ALLOW.map((range) => range.text) }, 'egress.exempted')
     }
     const { port } = await startService({
       config,

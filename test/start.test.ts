@@ -186,7 +186,7 @@ suite('starting', { concurrency: 3 }, () => {
     assert.equal(config.ENCRYPTION_KEY, '***')
     assert.equal(config.RETRY_LIMIT, 14)
     const warning = service.logs.find((line) => line.level === 'warn')
-    assert.deepEqual(warning?.ranges, ['127.0.0.0/8', '::1/128'])
+    assert.deepEqual([warning?.msg, warning?.EGRESS_ALLOW], ['egress.exempted', ['127.0.0.0/8', '::1/128']])
     const output = service.stdout() + service.stderr()
     for (const secret of [ADMIN_KEY, ENCRYPTION_KEY, PASSWORD]) assert.ok(!output.includes(secret))
     assert.deepEqual(await service.stop(), { code: 0, signal: null })
