@@ -171,7 +171,7 @@ begin
     array_fill(null::text, each), array_fill(false, each));
 end $$;
 
--- For workers of earlier versions.
+-- For workers of versions up to 0.1.8.
 create or replace function waybill.record_lost(tenants text[], deliveries uuid[], endpoints uuid[], urls text[], attempt_numbers int[],
   recorded_attempts int[], old_statuses waybill.delivery_status[])
 returns void language sql as $$
