@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
+import type { Pool } from '../src/db/open.ts'
 import { createDatabase } from './support/database.ts'
 import { createTenant, startService } from './support/service.ts'
 
@@ -33,17 +34,45 @@ test('a list reads no day older than what it shows', async (t) => {
   assert.equal(yesterday?.read, 0)
 })
 
+/** A day of its own, with one delivery, between which and yesterday there is none. */
+async function keepOldDay(sql: Pool) {
+  const [old] = await sql`
+    select to_char(day, 'YYYYMMDD') as day, waybill.first_id(day at time zone 'utc') as first,
+      waybill.first_id((day + interval '1 day') at time zone 'utc') as end
+    from (select (now() at time zone 'utc')::date - 5 + time '0:00' as day) d`
+  await sql.text(
+    `create table waybill.deliveries_${old?.day} partition of waybill.deliveries for values from ('${old?.first}') to ('${old?.end}')`,
+  )
+  await sql`
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, updated_at)
+    select tenant_id, waybill.make_delivery_id(id), id, endpoint_id, 'wanted', 'delivered', now()
+    from waybill.endpoints, waybill.make_id(now() - interval '5 days') id`
+}
+
+test('so it does when retention has kept an old day and none of those between', async (t) => {
+  const { sql, service, call } = await threeDays(t)
+  await keepOldDay(sql)
+  const { body } = await call('GET', '/v1/deliveries?event_type=wanted&limit=4')
+  assert.equal(body.data.length, 4)
+  await service.stop()
+  const [yesterday] = await sql`
+    select (idx_tup_fetch + seq_tup_read)::int as read from pg_stat_user_tables
+    where relname = 'deliveries_' || to_char((now() at time zone 'utc')::date - 1, 'YYYYMMDD')`
+  assert.equal(yesterday?.read, 0)
+})
+
 test('a list goes on from the days to the default partition', async (t) => {
   const { sql, call } = await threeDays(t)
+  await keepOldDay(sql)
   const rows = await sql`select delivery_id from waybill.deliveries where event_type = 'wanted' order by 1 desc`
   const all = rows.map((row) => row.delivery_id)
   const ids = (body: { data: { delivery_id: string }[] }) => body.data.map((row) => row.delivery_id)
   const whole = await call('GET', '/v1/deliveries?event_type=wanted&limit=10')
   assert.deepEqual(ids(whole.body), all)
   const first = await call('GET', '/v1/deliveries?event_type=wanted&limit=3')
-  const second = await call('GET', `/v1/deliveries?event_type=wanted&limit=5&cursor=${first.body.next_cursor}`)
+  const second = await call('GET', `/v1/deliveries?event_type=wanted&limit=9&cursor=${first.body.next_cursor}`)
   assert.deepEqual([...ids(first.body), ...ids(second.body)], all)
-  const skipped = await call('GET', '/v1/deliveries?event_type=wanted&limit=5&offset=4')
+  const skipped = await call('GET', '/v1/deliveries?event_type=wanted&limit=9&offset=4')
   assert.deepEqual(ids(skipped.body), all.slice(4))
 })
 

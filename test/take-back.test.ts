@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { openDb, type Pool } from '../src/db/open.ts'
-import { type Claim, createClaim } from '../src/flow/claim.ts'
+import { type Claim, createClaim, isLate, LAPSE_MS, touch } from '../src/flow/claim.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'
 import { createBoss, DELIVERIES, stopBoss } from '../src/queue.ts'
@@ -125,6 +125,28 @@ test('what is under way while the database’s clock leaps ahead by days is not 
   open()
   await waitFor(async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body.status === 'delivered')
   assert.equal(receiver.receipts.length, 1)
+})
+
+test('a claim that is taken back while its touch waits for the database is late', async (t) => {
+  const { url, sql, newSession } = await createDatabase(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  await tenant.publish()
+  const { send } = await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 1 })
+  const claim = send[0] as Claim
+  claim.touchedAt = performance.now() - LAPSE_MS + 200
+  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = ${DELIVERIES}`
+  const claims = newSession()
+  await sql
+    .begin(async (other) => {
+      await other`select pg_advisory_xact_lock(1)`
+      const touching = [claims`select pg_advisory_lock(1)`, touch(claims, [claim])]
+      await waitFor(() => isLate(claim), { what: 'it to lapse' })
+      assert.equal((await sql`select from waybill.take_back('10 seconds', 3, 5, 500, true)`).length, 1)
+      return { touching }
+    })
+    .then(({ touching }) => Promise.all(touching))
+  assert.ok(isLate(claim), 'sent, it would arrive twice')
 })
 
 test('no more bundles are taken apart than hold what is taken back', async (t) => {

@@ -222,8 +222,8 @@ export const isLate = ({ touchedAt }: ClaimedJob) => performance.now() - touched
 /** Notes that the worker that has these claims is alive. One that was late remains so: it may be somebody else's by now. */
 export async function touch(sql: Db, claims: ClaimedJob[]): Promise<void> {
   const askedAt = performance.now()
-  const inTime = claims.filter((claim) => !isLate(claim))
   const jobs = new Map(claims.map(({ bundle, deliveryId, retryCount }) => [bundle ?? deliveryId, retryCount]))
   if (jobs.size > 0) await sql`select waybill.touch(${[...jobs.keys()]}::uuid[], ${[...jobs.values()]}::int[])`
-  for (const claim of inTime) claim.touchedAt = askedAt
+  // Only now: it may have lapsed while this waited for the database.
+  for (const claim of claims) if (!isLate(claim)) claim.touchedAt = askedAt
 }

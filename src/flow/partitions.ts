@@ -43,13 +43,20 @@ export async function takeTurn(sql: Db, part: string): Promise<'in use' | 'aside
   return found.relispartition ? 'in use' : 'aside'
 }
 
-/** The ids that the daily partitions of the deliveries are for: from `first` on, below `end`. */
+/**
+ * The ids that the daily partitions of the deliveries are for: from `first` on, below `end`. Of days with a gap between them, as
+ * when retention keeps an old one, only those around today: what is in a gap is in the default partition.
+ */
 export async function readDays(sql: Db): Promise<{ first: string; end: string }> {
   const [days] = await sql<{ first: string; end: string }[]>`
+    with days as (
+      select day, day + row_number() over (order by day desc) * interval '1 day' as run from (
+        select to_date(right(relname, 8), 'YYYYMMDD')::timestamp as day from pg_class
+        where relnamespace = 'waybill'::regnamespace and relkind = 'r' and relispartition
+          and relname >= 'deliveries_0' and relname < 'deliveries_:') d
+    )
     select coalesce(waybill.first_id(min(day) at time zone 'utc'), waybill.first_id('epoch')) as first,
       coalesce(waybill.first_id((max(day) + interval '1 day') at time zone 'utc'), waybill.first_id('epoch')) as end
-    from (
-      select to_date(substring(relname from '\\d{8}$'), 'YYYYMMDD')::timestamp as day from pg_class
-      where relnamespace = 'waybill'::regnamespace and relispartition and relkind = 'r' and relname ~ '^deliveries_\\d{8}$') d`
+    from days where run = (select max(run) from days where day <= now() at time zone 'utc')`
   return days as { first: string; end: string }
 }
