@@ -39,6 +39,8 @@ export interface SendRequest {
   url: string
   headers: Record<string, string>
   body: string | Uint8Array
+  /** Asked when there is a connection and the request is about to go out; if it is too late for it, `send` rejects with a `LocalFault`. */
+  isLate?: () => boolean
 }
 
 export interface Sender {
@@ -83,7 +85,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
   const underWay = new Line<() => void>()
   let interruption: Error | null = null
 
-  function send({ url, headers, body }: SendRequest): Promise<Outcome> {
+  function send({ url, headers, body, isLate = () => false }: SendRequest): Promise<Outcome> {
     const startedAt = performance.now()
     if (interruption) return Promise.reject(interruption)
     const target = targets.memo(url)
@@ -132,9 +134,10 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
         let announcements = 0
         connection = using
         using.client.dispatch(options, {
-          onRequestStart() {
+          onRequestStart(controller) {
             reused = !using.start()
             writtenMs = performance.now()
+            if (isLate()) controller.abort(new LocalFault('another process may have sent it by now'))
           },
           onResponseStarted() {
             answered = true

@@ -9,9 +9,6 @@ import { judge } from './retry.ts'
 import { createSigner } from './sign.ts'
 import { createSpread } from './spread.ts'
 
-/** Nothing was sent: the claim may have lapsed while it waited, as where the process was stopped meanwhile. */
-export class ClaimLate extends Error {}
-
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when the
  * request is over and resolves, with what followed, once the attempt is recorded. It rejects if nothing was sent or the request was
@@ -30,8 +27,7 @@ export function createDeliver(deps: {
   const signedHeaders = createSigner(deps.headerPrefix)
   const spread = createSpread()
 
-  async function send(claim: Claim, payload: string): Promise<Outcome> {
-    if (isLate(claim)) throw new ClaimLate('another worker may have it by now')
+  async function send(claim: Claim, payload: string, isLate: () => boolean): Promise<Outcome> {
     const body = requestBody(claim, payload)
     const headers = {
       'content-type': 'application/json',
@@ -44,7 +40,7 @@ export function createDeliver(deps: {
         secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, `${claim.tenantId}/${claim.endpointId}`)),
       }),
     }
-    return await deps.sender.send({ url: claim.url, headers, body })
+    return await deps.sender.send({ url: claim.url, headers, body, isLate })
   }
 
   return async function deliver(claim, answered) {
@@ -53,7 +49,8 @@ export function createDeliver(deps: {
     }
     const { sent, outcome } = await deps.withPayload(claim, async (sent, payload) => ({
       sent,
-      outcome: await send(sent, payload),
+      // Where the process was stopped meanwhile, or its event loop was.
+      outcome: await send(sent, payload, () => isLate(claim)),
     }))
     answered()
     const verdict = judge(outcome, new Date(performance.now() + claim.clockOffsetMs))

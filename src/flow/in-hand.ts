@@ -6,7 +6,6 @@ import { until } from '../pacing.ts'
 import { MissingKey } from '../secrets.ts'
 import { createBatcher } from './batch.ts'
 import { type Claim, type ClaimedJob, fromClaims, unclaim } from './claim.ts'
-import { ClaimLate } from './deliver.ts'
 import { insist } from './insist.ts'
 import { PayloadLate } from './payload.ts'
 
@@ -133,7 +132,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
       // Another process may have the key, or a free file descriptor. The slot is kept for a moment, or the delivery would be
       // claimed and put off all the time.
       const isNotHere = reason instanceof MissingKey || reason instanceof LocalFault
-      if (!isNotHere && !(reason instanceof PayloadLate || reason instanceof ClaimLate)) return false
+      if (!isNotHere && !(reason instanceof PayloadLate)) return false
       if (isNotHere) await until(performance.now() + NOT_HERE_MS, closing).catch(() => {})
       const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
       tellPutOff(ids, reason)

@@ -138,6 +138,22 @@ test('a connection is used again, at most one request at a time', async (t) => {
   assert.ok(receiver.sockets.length <= 20)
 })
 
+test('what is too late once there is a connection is not sent, neither on a new one nor on one that was kept', async (t) => {
+  const received: string[] = []
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, (_head, body) => {
+      received.push(body)
+      socket.write('HTTP/1.1 204 No Content\r\n\r\n')
+    }),
+  )
+  const { post } = startSender(t)
+  for (const body of ['new', 'kept']) {
+    await assert.rejects(post(receiver.url, { body, isLate: () => true }), LocalFault)
+    assert.equal((await post(receiver.url, { body: 'in time' })).error, null)
+  }
+  assert.deepEqual(received, ['in time', 'in time'])
+})
+
 test('localhost is answered without DNS', async (t) => {
   const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
   const { post } = startSender(t, { dnsServers: ['127.0.0.1:1'] })
