@@ -27,6 +27,8 @@ export const requestIdOf = (given: unknown): string =>
 export class Answer extends ServerResponse {
   readonly requestId: string
   readonly headers: OutgoingHttpHeaders
+  /** Asked when the answer begins: whether its client is to leave with it. */
+  isLast = () => false
 
   constructor(request: IncomingMessage, options?: object) {
     // @ts-expect-error Node gives its options too.
@@ -36,7 +38,9 @@ export class Answer extends ServerResponse {
   }
 
   override writeHead(status: number, own?: unknown): this {
-    return super.writeHead(status, { ...this.headers, ...(own as OutgoingHttpHeaders | undefined) })
+    const headers = { ...this.headers, ...(own as OutgoingHttpHeaders | undefined) }
+    if (this.isLast()) headers.connection = 'close'
+    return super.writeHead(status, headers)
   }
 }
 

@@ -1,5 +1,5 @@
 import { createServer, type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http'
-import type { Socket } from 'node:net'
+import { Server as NetServer, type Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
 import { AppError } from '../errors.ts'
@@ -9,8 +9,8 @@ import type { App } from './route.ts'
 type Listening = {
   port: number
   /**
-   * Takes no new connections, answers what is under way, then closes. Clients that have not sent a whole request within three seconds,
-   * or not read their answer within `graceMs`, are cut off.
+   * Takes no new connections, answers what is under way or on its way, then closes. Clients that have not sent a whole request within
+   * three seconds, or not read their answer within `graceMs`, are cut off.
    */
   close: (graceMs: number) => Promise<void>
 }
@@ -33,6 +33,8 @@ const MAX_AHEAD = 200_000
 const REQUEST_WEIGHT = 50
 /** No host has a longer name, with its port. Reading one as part of a URL takes time that grows with the square of its length. */
 const MAX_HOST = 300
+/** How long connections without a request stay once the service stops: for requests that are on their way already. */
+const LEAVE_MS = 300
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
@@ -54,6 +56,7 @@ const hostLength = ({ url = '', headers: { host = '' } }: IncomingMessage) =>
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
+  let left = false
   let ahead = 0
   const weigh = (connection: Connection, weight: number) => {
     connection.ahead += weight
@@ -72,12 +75,13 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     },
   })
   const onRequest = (request: IncomingMessage, response: Answer) => {
-    // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds.
-    if (draining) response.headers.connection = 'close'
     // Undefined if an earlier request in the same packet has had it cut off.
     const connection = connections.get(request.socket)
     if (connection === undefined) return
     connection.last = request
+    // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds, and one that is closed
+    // without a word takes the next request with it, which its sender may not repeat.
+    response.isLast = () => draining && connection.unanswered.length === 1
     const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
     const isBehind = connection.unanswered.length > 0
     const weight = isBehind ? REQUEST_WEIGHT + request.rawHeaders.length : 0
@@ -106,7 +110,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       // So that an idle connection does not keep its last request in memory.
       if (connection.last === request && request.complete) connection.last = undefined
       // An answer that began before the draining leaves its connection open.
-      if (draining) setImmediate(() => server.closeIdleConnections())
+      if (left) setImmediate(() => server.closeIdleConnections())
     })
     if (!isBehind) begin()
   }
@@ -177,14 +181,20 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
           for (const [socket, connection] of connections) if (isOver(socket, connection)) socket.destroy()
         }
         draining = true
-        server.close(() => {
+        // Not Node's own for HTTP, which closes idle connections at once.
+        NetServer.prototype.close.call(server, () => {
+          clearTimeout(leave)
           clearInterval(unfinished)
           clearTimeout(over)
           resolve()
         })
-        server.closeIdleConnections()
-        // To Node, a client that has not sent anything yet is not idle; and a closed server times nobody out.
-        cut((socket) => (socket as Socket).bytesRead === 0)
+        const closeIdle = () => {
+          left = true
+          server.close()
+          // To Node, a client that has not sent anything yet is not idle; and a closed server times nobody out.
+          cut((socket) => (socket as Socket).bytesRead === 0)
+        }
+        const leave = setTimeout(closeIdle, Math.min(LEAVE_MS, graceMs))
         const unfinished = setInterval(
           () => cut((_socket, { last, unanswered }) => unanswered.length === 0 || !last?.complete),
           Math.min(ARRIVING_MS, graceMs),

@@ -1,0 +1,63 @@
+import assert from 'node:assert/strict'
+import { connect } from 'node:net'
+import { type TestContext, test } from 'node:test'
+import { createDatabase, lock, waitingFor } from './support/database.ts'
+import { createTenant, startService } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+async function start(t: TestContext) {
+  const database = await createDatabase(t)
+  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
+  const tenant = await createTenant(service)
+  const ask = `GET /v1/endpoints HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ${tenant.key}\r\n\r\n`
+  return { database, service, ask }
+}
+
+/** A kept connection; `answered` is called for each answer with all of their `Connection` headers, the newest last. */
+function open(port: number, answered: (headers: string[]) => void = () => {}) {
+  const socket = connect(port, '127.0.0.1')
+  let text = ''
+  const headers = () => [...text.matchAll(/^connection: (\S+)/gim)].map(([, value]) => value as string)
+  socket.on('data', (chunk) => {
+    text += chunk
+    answered(headers())
+  })
+  socket.on('error', () => {})
+  const closed = new Promise<void>((resolve) => socket.on('close', () => resolve()))
+  return { write: (bytes: string) => socket.write(bytes), headers, closed }
+}
+
+test('the last answer on a connection tells its client to leave, also if it was asked for before SIGTERM', async (t) => {
+  const { database, service, ask } = await start(t)
+  const unlock = await lock(database.sql, 'waybill.endpoints')
+  const [one, two] = [open(service.port), open(service.port)]
+  one.write(ask)
+  two.write(ask.repeat(2))
+  await waitFor(async () => (await waitingFor(database.sql, 'waybill.endpoints')) === 2)
+  service.signal('SIGTERM')
+  await service.logged('service.stopping')
+  await unlock()
+  await Promise.all([one.closed, two.closed])
+  assert.deepEqual(one.headers(), ['close'])
+  assert.deepEqual(two.headers(), ['keep-alive', 'close'])
+  assert.deepEqual(await service.exited, { code: 0, signal: null })
+})
+
+test('who asks again after each answer loses no request at SIGTERM', async (t) => {
+  const { service, ask } = await start(t)
+  const clients = Array.from({ length: 5 }, () => {
+    let sent = 1
+    const client = open(service.port, (headers) => {
+      if (headers.length < sent || headers.at(-1) === 'close') return
+      sent++
+      client.write(ask)
+    })
+    client.write(ask)
+    return { ...client, sent: () => sent }
+  })
+  await waitFor(() => clients.every(({ sent }) => sent() > 3))
+  service.signal('SIGTERM')
+  await Promise.all(clients.map(({ closed }) => closed))
+  for (const { headers, sent } of clients) assert.deepEqual([headers().length, headers().at(-1)], [sent(), 'close'])
+  assert.deepEqual(await service.exited, { code: 0, signal: null })
+})
