@@ -251,3 +251,20 @@ test('a replay of what an ordered endpoint is to get later has the one before it
     where d.delivery_id = ${first}`
   assert.deepEqual({ ...standing }, { is_due: true, is_shown: true, probing: null, is_wanted: true })
 })
+
+test('a replay opens no day but that of its delivery', async (t) => {
+  const { url: databaseUrl, sql, newSession } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(service)
+  await tenant.createEndpoint('http://127.0.0.1:9/hook')
+  const { delivery_ids } = await tenant.publish()
+  await sql`update waybill.deliveries set status = 'dead_lettered', completed_at = now()`
+  const session = newSession()
+  await session`begin`
+  await session`select from waybill.replay(${tenant.tenantId}, ${delivery_ids[0] as string})`
+  const days = await session`
+    select distinct relation::regclass::text as name from pg_locks
+    where pid = pg_backend_pid() and relation::regclass::text ~ '(events|deliveries)_\\d{8}$'`
+  await session`rollback`
+  assert.equal(days.length, 2)
+})

@@ -14,7 +14,9 @@ begin
   -- Retention also locks the event first, so whoever comes second sees what the first has done.
   with kept as materialized (
     select event_id from waybill.events where tenant_id = tenant
-      and event_id = (select event_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery) for key share
+      and event_id = (select event_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery)
+      -- The bounds are for the planner, which then looks at the partition between them only.
+      and event_id between waybill.first_delivery_id(delivery) and waybill.last_delivery_id(delivery) for key share
   )
   -- `lines_up`: its endpoint may not take everything at once, so it waits in line like any other delivery.
   select d.endpoint_id, d.status, d.held, d.bundle, p.ordered,
