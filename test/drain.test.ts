@@ -61,3 +61,21 @@ test('who asks again after each answer loses no request at SIGTERM', async (t) =
   for (const { headers, sent } of clients) assert.deepEqual([headers().length, headers().at(-1)], [sent(), 'close'])
   assert.deepEqual(await service.exited, { code: 0, signal: null })
 })
+
+test('who keeps asking ahead leaves with the first answer to what came after the idle ones had left', async (t) => {
+  const { database, service, ask } = await start(t)
+  const idle = open(service.port)
+  idle.write(ask)
+  await waitFor(() => idle.headers().length === 1)
+  const unlock = await lock(database.sql, 'waybill.endpoints')
+  const client = open(service.port)
+  client.write(ask.repeat(2))
+  await waitFor(async () => (await waitingFor(database.sql, 'waybill.endpoints')) === 1)
+  service.signal('SIGTERM')
+  await idle.closed
+  client.write(ask.repeat(2))
+  await unlock()
+  await client.closed
+  assert.deepEqual(client.headers(), ['keep-alive', 'keep-alive', 'close'])
+  assert.deepEqual(await service.exited, { code: 0, signal: null })
+})

@@ -81,7 +81,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     connection.last = request
     // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds, and one that is closed
     // without a word takes the next request with it, which its sender may not repeat.
-    response.isLast = () => draining && connection.unanswered.length === 1
+    // Who keeps asking ahead leaves with the first request that comes after the idle ones have left.
+    const isLate = left
+    response.isLast = () => isLate || (draining && connection.unanswered.length === 1)
     const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
     const isBehind = connection.unanswered.length > 0
     const weight = isBehind ? REQUEST_WEIGHT + request.rawHeaders.length : 0
