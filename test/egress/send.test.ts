@@ -114,7 +114,8 @@ test('a POST arrives with its headers and its exact bytes, and the answer is rec
   assert.match(head, /\r\nwebhook-id: evt_1(\r\n|$)/)
 })
 
-test('bytes and strings are sent alike', async (t) => {
+/** A receiver that keeps the bodies it gets. */
+async function startKeeping(t: TestContext) {
   const received: string[] = []
   const receiver = await startTcp(t, (socket) =>
     onRequest(socket, (_head, body) => {
@@ -122,9 +123,14 @@ test('bytes and strings are sent alike', async (t) => {
       socket.write('HTTP/1.1 204 No Content\r\n\r\n')
     }),
   )
+  return { url: receiver.url, received }
+}
+
+test('bytes and strings are sent alike', async (t) => {
+  const { url, received } = await startKeeping(t)
   const { post } = startSender(t)
-  assert.equal((await post(receiver.url, { body: 'grün' })).error, null)
-  assert.equal((await post(receiver.url, { body: new TextEncoder().encode('grün') })).error, null)
+  assert.equal((await post(url, { body: 'grün' })).error, null)
+  assert.equal((await post(url, { body: new TextEncoder().encode('grün') })).error, null)
   assert.equal(received[0], received[1])
   assert.equal(Buffer.from(received[0] ?? '', 'latin1').toString(), 'grün')
 })
@@ -139,17 +145,11 @@ test('a connection is used again, at most one request at a time', async (t) => {
 })
 
 test('what is too late once there is a connection is not sent, neither on a new one nor on one that was kept', async (t) => {
-  const received: string[] = []
-  const receiver = await startTcp(t, (socket) =>
-    onRequest(socket, (_head, body) => {
-      received.push(body)
-      socket.write('HTTP/1.1 204 No Content\r\n\r\n')
-    }),
-  )
+  const { url, received } = await startKeeping(t)
   const { post } = startSender(t)
   for (const body of ['new', 'kept']) {
-    await assert.rejects(post(receiver.url, { body, isLate: () => true }), LocalFault)
-    assert.equal((await post(receiver.url, { body: 'in time' })).error, null)
+    await assert.rejects(post(url, { body, isLate: () => true }), LocalFault)
+    assert.equal((await post(url, { body: 'in time' })).error, null)
   }
   assert.deepEqual(received, ['in time', 'in time'])
 })
