@@ -79,3 +79,24 @@ test('who keeps asking ahead leaves with the first answer to what came after the
   assert.deepEqual(client.headers(), ['keep-alive', 'keep-alive', 'close'])
   assert.deepEqual(await service.exited, { code: 0, signal: null })
 })
+
+test('who is still reading answers when the idle ones leave gets them all', async (t) => {
+  const { service, ask } = await start(t)
+  const idle = open(service.port)
+  idle.write(ask)
+  await waitFor(() => idle.headers().length === 1)
+  const reader = connect(service.port, '127.0.0.1')
+  const closed = new Promise((resolve) => reader.on('close', resolve))
+  // More than the system takes for a client that does not read.
+  reader.write('GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n'.repeat(90))
+  await new Promise((resolve) => reader.once('readable', resolve))
+  service.signal('SIGTERM')
+  await idle.closed
+  let text = ''
+  reader.on('data', (chunk) => {
+    text += chunk
+  })
+  await closed
+  assert.equal(text.match(/HTTP\/1.1 200 OK\r/g)?.length, 90)
+  assert.deepEqual(await service.exited, { code: 0, signal: null })
+})

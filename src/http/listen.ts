@@ -39,13 +39,18 @@ const LEAVE_MS = 300
 const ARRIVING_MS = 3000
 
 /**
- * `last`: the request that came last, until it has arrived and is answered. `unanswered`: what begins each request that is not
- * answered yet. `ahead`: the weight (see MAX_AHEAD) of those that wait for others to be answered.
+ * `last`: the request that came last, until it has arrived and is answered. `unanswered`: what begins each request whose answer is
+ * not handed to the system yet. `ahead`: the weight (see MAX_AHEAD) of those that wait for others to be answered. `read`: how many
+ * bytes had come when the last answer was.
  */
-type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number }
+type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number; read: number }
 const INVALID_TARGET = 'the request target or the Host header is not valid'
 
-const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0 })
+const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0, read: 0 })
+
+/** To Node, who is still reading an answer is idle, and who has not sent anything yet is not. */
+const isIdle = (socket: Duplex, { unanswered, read }: Connection) =>
+  unanswered.length === 0 && (socket as Socket).bytesRead === read
 
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
 
@@ -111,8 +116,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       if (next) setImmediate(next)
       // So that an idle connection does not keep its last request in memory.
       if (connection.last === request && request.complete) connection.last = undefined
+      connection.read = request.socket.bytesRead
       // An answer that began before the draining leaves its connection open.
-      if (left) setImmediate(() => server.closeIdleConnections())
+      if (left && isIdle(request.socket, connection)) setImmediate(() => request.socket.destroy())
     })
     if (!isBehind) begin()
   }
@@ -192,9 +198,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
         })
         const closeIdle = () => {
           left = true
-          server.close()
-          // To Node, a client that has not sent anything yet is not idle; and a closed server times nobody out.
-          cut((socket) => (socket as Socket).bytesRead === 0)
+          cut(isIdle)
         }
         const leave = setTimeout(closeIdle, Math.min(LEAVE_MS, graceMs))
         const unfinished = setInterval(
