@@ -101,19 +101,23 @@ const indexClaims = (table: string) => `
 
 /**
  * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table; those with a
- * bundle share its job (sql/functions/bundles.sql). Its rows are the same as those that `waybill.enqueue` makes, at a third of the cost.
+ * bundle share its job (sql/functions/bundles.sql). `waybill.enqueue_one` queues one. Their rows are the same as those that
+ * `waybill.enqueue` makes, at a third of the cost.
  */
-const enqueueNew = (table: string) => `
+function enqueueNew(table: string): string {
+  const insert = (jobs: string) => `
+    insert into ${table} (id, name, data, priority, start_after, created_on, keep_until, expire_seconds, deletion_seconds,
+      retry_limit, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
+    select j.id, q.name, j.data, -floor(j.tag)::int, pgboss.job_now(), pgboss.job_now(),
+      pgboss.job_now() + q.retention_seconds * interval '1s', q.expire_seconds, q.deletion_seconds,
+      q.retry_limit, q.retry_delay, q.retry_backoff, q.retry_delay_max, q.policy, q.dead_letter, q.heartbeat_seconds
+    from (${jobs}) j join pgboss.queue q on q.name = '${DELIVERIES}'`
+  return `
   create or replace function waybill.enqueue_new(tenants text[], ids uuid[], tags float8[], held boolean[], bundles uuid[]) returns void
   language plpgsql set plan_cache_mode = force_generic_plan as $enqueue$
   #variable_conflict use_column
   begin
-    insert into ${table} (id, name, data, priority, start_after, created_on, keep_until, expire_seconds, deletion_seconds,
-      retry_limit, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
-    select j.id, q.name, j.data, -floor(tag)::int, pgboss.job_now(), pgboss.job_now(),
-      pgboss.job_now() + q.retention_seconds * interval '1s', q.expire_seconds, q.deletion_seconds,
-      q.retry_limit, q.retry_delay, q.retry_backoff, q.retry_delay_max, q.policy, q.dead_letter, q.heartbeat_seconds
-    from (
+    ${insert(`
       select id, jsonb_build_object('tenant_id', tenant_id, 'tag', tag) as data, tag, i
       from unnest(tenants, ids, tags, held, bundles) with ordinality as d (tenant_id, id, tag, held, bundle, i)
       where not held and bundle is null
@@ -121,9 +125,13 @@ const enqueueNew = (table: string) => `
       select bundle, jsonb_build_object('tenant_id', min(tenant_id), 'tag', max(tag), 'ids', jsonb_agg(id)), max(tag), min(i)
       from unnest(tenants, ids, tags, bundles) with ordinality as d (tenant_id, id, tag, bundle, i)
       where bundle is not null group by bundle
-      order by i
-    ) j join pgboss.queue q on q.name = '${DELIVERIES}';
+      order by i`)};
+  end $enqueue$;
+  create or replace function waybill.enqueue_one(tenant text, delivery uuid, place float8) returns void language plpgsql as $enqueue$
+  begin
+    ${insert("select delivery as id, jsonb_build_object('tenant_id', tenant, 'tag', place) as data, place as tag")};
   end $enqueue$`
+}
 
 /**
  * pg-boss's own statements as functions, for our functions to call: `enqueue` takes jobs as JSON; `fetch_due` the bounds of their

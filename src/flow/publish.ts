@@ -51,10 +51,10 @@ type Row = {
   event_id: string
   delivery_ids: string[] | null
   /** `month` for the monthly limits. */
-  details: Reached | (Reached & { month: string }) | null
-  same_text: boolean | null
-  original_type: string | null
-  original_bytes: number | null
+  details?: Reached | (Reached & { month: string }) | null
+  same_text?: boolean | null
+  original_type?: string | null
+  original_bytes?: number | null
   rate_limit: number
   rate_count: number
   window_start: Date
@@ -86,6 +86,7 @@ const REST = 9
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
   /** How many deliveries the last event made, by tenant and type, and by tenant alone for types not seen yet. */
   const fanout = new LRUCache<string, number>({ max: 10_000 })
+  const settings = JSON.stringify(limits)
   const kindOf = (request: PublishRequest) => `${request.tenantId} ${eventOf(request)?.type}`
 
   const submit = createBatcher<PublishRequest, Row>({
@@ -97,15 +98,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
     async run(requests) {
-      const rows = await pool<Row[]>`
-        select outcome, event_id, delivery_ids, details, same_text, original_type, octet_length(original_payload) as original_bytes,
-          rate_limit, rate_count, window_start, window_left
-        from waybill.publish(
-          ${requests.map((request) => request.tenantId)}::text[],
-          ${requests.map((request) => eventOf(request)?.type ?? null)}::text[],
-          ${textList(requests.map((request) => eventOf(request)?.payload ?? null))}::text[],
-          ${requests.map((request) => eventOf(request)?.idempotencyKey ?? null)}::text[],
-          ${JSON.stringify(limits)})`
+      const rows = (await publishOne(requests)) ?? (await publishBatch(requests))
       requests.forEach((request, index) => {
         const { outcome, delivery_ids } = rows[index] as Row
         if (outcome !== 'accepted') return
@@ -114,6 +107,26 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
       return rows
     },
   })
+
+  /** Null, and nothing stored, unless it is one event only, and a plain one (waybill.publish_one). */
+  async function publishOne([request, ...others]: PublishRequest[]): Promise<Row[] | null> {
+    const event = request && eventOf(request)
+    if (!event || others.length > 0 || (fanout.get(kindOf(request)) ?? 1) !== 1) return null
+    const rows = await pool<Row[]>`
+      select 'accepted' as outcome, event_id, delivery_ids, rate_limit, rate_count, window_start, window_left
+      from waybill.publish_one(${request.tenantId}, ${event.type}, ${event.payload}, ${event.idempotencyKey}, ${settings})`
+    return rows.length > 0 ? rows : null
+  }
+
+  const publishBatch = (requests: PublishRequest[]) => pool<Row[]>`
+    select outcome, event_id, delivery_ids, details, same_text, original_type, octet_length(original_payload) as original_bytes,
+      rate_limit, rate_count, window_start, window_left
+    from waybill.publish(
+      ${requests.map((request) => request.tenantId)}::text[],
+      ${requests.map((request) => eventOf(request)?.type ?? null)}::text[],
+      ${textList(requests.map((request) => eventOf(request)?.payload ?? null))}::text[],
+      ${requests.map((request) => eventOf(request)?.idempotencyKey ?? null)}::text[],
+      ${settings})`
 
   /** For a request that is submitted again, so that it is counted once. */
   const uncount = ({ tenantId }: PublishRequest, row: Row) => pool`
