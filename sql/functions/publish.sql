@@ -39,7 +39,7 @@ declare
   this_window constant timestamptz := date_bin(window_length, moment, 'epoch');
   -- A microsecond apart, so that the order within the batch is the order of the ids.
   moment_us constant bigint := extract(epoch from moment) * 1000000;
-  ids constant uuid[] := array(select waybill.make_id(moment_us + i) from generate_subscripts(tenants, 1) i order by i);
+  ids constant uuid[] := array(select waybill.make_id(moment_us + i) from generate_series(1, cardinality(tenants)) i);
   -- Of each tenant in the batch: how many requests it has here, its limits, and its counts, which include these once counted.
   batch_tenants text[];
   request_counts int[];
@@ -59,7 +59,7 @@ declare
   outcomes text[] := array_fill(null::text, array[cardinality(tenants)]);
   verdicts text[];
   reasons jsonb[];
-  taken int;
+  taken int := 0;
   clock_tag float8;
   -- For each kind of event in the batch, each endpoint that it goes to.
   match_tenants text[];
@@ -110,13 +110,15 @@ begin
   end if;
 
   -- 2. Idempotency keys. A concurrent batch with the same key is waited for; its event is visible afterwards.
-  with keyed as (
-    select * from unnest(tenants, keys, ids, outcomes) as u (tenant_id, key, id, out) where key is not null and out is null
-  ), claimed as (
-    insert into waybill.idempotency_keys (tenant_id, key, event_id) select tenant_id, key, id from keyed order by tenant_id, key, id
-    on conflict do nothing returning 1
-  )
-  select (select count(*) from keyed) - (select count(*) from claimed) into taken;
+  if array_remove(keys, null) <> '{}' then
+    with keyed as (
+      select * from unnest(tenants, keys, ids, outcomes) as u (tenant_id, key, id, out) where key is not null and out is null
+    ), claimed as (
+      insert into waybill.idempotency_keys (tenant_id, key, event_id) select tenant_id, key, id from keyed order by tenant_id, key, id
+      on conflict do nothing returning 1
+    )
+    select (select count(*) from keyed) - (select count(*) from claimed) into taken;
+  end if;
   if taken > 0 then
     select array_agg(
       case when out is null and u.key is not null and k.event_id is distinct from id then 'key_taken' else out end order by i)
