@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled, watchInFlight } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
@@ -80,3 +81,37 @@ for (const slots of [2, 4])
     // Those that hang do so for a minute.
     await receiver.until(1, { path: '/hook', timeoutMs: 20_000 })
   })
+
+test('an endpoint that answered 500 once, and is paced, does not wait for those of others that hang', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const env = { RETRY_DELAY_SECONDS: '2', RETRY_DELAY_MAX_SECONDS: '2', WORKER_CONCURRENCY: '8' }
+  const service = await startService(t, { databaseUrl, env })
+  // A quarter of the slots: each breaks off once, then hangs.
+  const hanging = ['/hangs', '/hangs-too']
+  for (const path of hanging) {
+    receiver.script(
+      path,
+      () => null,
+      () => new Promise<never>(() => {}),
+    )
+    const tenant = await createTenant(service)
+    await tenant.createEndpoint(receiver.url(path))
+    await tenant.publish()
+  }
+  for (const path of hanging) await receiver.until(2, { path })
+  const tenant = await createTenant(service)
+  // So late that it says nothing of how many more it could take.
+  const late = async () => {
+    await sleep(600)
+    return 500
+  }
+  receiver.script('/hook', late, 200)
+  const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'), { max_per_second: 20 })
+  await tenant.publish()
+  const failed = () => sql`select from waybill.endpoint_stats where endpoint_id = ${id} and failure_streak = 1`
+  await waitFor(async () => (await failed()).length > 0)
+  for (let n = 0; n < 5; n++) await tenant.publish()
+  await receiver.until(7, { path: '/hook' })
+  for (const path of hanging) assert.equal(receiver.at(path).length, 2, 'they hang all the while')
+})

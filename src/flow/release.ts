@@ -10,6 +10,8 @@ const LOOK_MS = 250
 /** The least time between looks, so that one serves many settled attempts. */
 const PAUSE_MS = 10
 const MAX_LANES = 500
+/** From how many failures in a row an endpoint counts as failing although it answers. */
+const FAILS_ON = 3
 /** As many as waybill.release_held releases at once. */
 const MAX_RELEASED = 2000
 
@@ -31,8 +33,11 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     async run() {
       // If there are more endpoints than one look can take, tenants take turns, as one may have thousands for which there is no room;
       // among its own, chance decides. Where one delivery of an ordered endpoint is under way, or waits for its retry, none has a turn.
+      // One that has answered counts as failing only if it goes on failing: those that hang may fill the slots of that standing for
+      // minutes.
       const candidates = await pool<Candidate[]>`
-        select s.tenant_id, s.endpoint_id, waybill.standing(s.failure_streak, s.last_success_at) as standing,
+        select s.tenant_id, s.endpoint_id, waybill.standing(
+            case when s.failure_streak < ${FAILS_ON} and s.recent_status_codes[1] is not null then 0 else s.failure_streak end, s.last_success_at) as standing,
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
         from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
         where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
