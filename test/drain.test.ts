@@ -24,7 +24,7 @@ function open(port: number, answered: (headers: string[]) => void = () => {}) {
   })
   socket.on('error', () => {})
   const closed = new Promise<void>((resolve) => socket.on('close', () => resolve()))
-  return { write: (bytes: string) => socket.write(bytes), headers, closed }
+  return { write: (bytes: string, sent?: () => void) => socket.write(bytes, sent), headers, closed }
 }
 
 test('the last answer on a connection tells its client to leave, also if it was asked for before SIGTERM', async (t) => {
@@ -98,5 +98,21 @@ test('who is still reading answers when the idle ones leave gets them all', asyn
   })
   await closed
   assert.equal(text.match(/HTTP\/1.1 200 OK\r/g)?.length, 90)
+  assert.deepEqual(await service.exited, { code: 0, signal: null })
+})
+
+test('connections that wait to be taken at SIGTERM are taken, and their requests answered', async (t) => {
+  const { service, ask } = await start(t)
+  service.signal('SIGSTOP')
+  const clients = Array.from({ length: 50 }, () => {
+    const client = open(service.port)
+    const sent = new Promise<void>((resolve) => client.write(ask, () => resolve()))
+    return { ...client, sent }
+  })
+  await Promise.all(clients.map(({ sent }) => sent))
+  service.signal('SIGTERM')
+  service.signal('SIGCONT')
+  await Promise.all(clients.map(({ closed }) => closed))
+  for (const { headers } of clients) assert.equal(headers().length, 1)
   assert.deepEqual(await service.exited, { code: 0, signal: null })
 })

@@ -1,15 +1,16 @@
-import { createServer, type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http'
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import { Server as NetServer, type Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
-import { AppError } from '../errors.ts'
-import { Answer, errorBody, requestIdOf, SECURITY_HEADERS } from './answer.ts'
+import { Answer, requestIdOf } from './answer.ts'
+import { lingerForRequest } from './linger.ts'
+import { refusal } from './refusal.ts'
 import type { App } from './route.ts'
 
 type Listening = {
   port: number
   /**
-   * Takes no new connections, answers what is under way or on its way, then closes. Clients that have not sent a whole request within
+   * Takes the connections that are on their way, and no more, answers what is under way, then closes. Clients that have not sent a whole request within
    * three seconds, or not read their answer within `graceMs`, are cut off.
    */
   close: (graceMs: number) => Promise<void>
@@ -23,8 +24,6 @@ const KEEP_ALIVE_MS = 65_000
 const LATE_CHECK_MS = 2000
 /** An answer of which nothing is read for this long is dropped, with its connection: others wait for its memory. */
 const UNREAD_MS = 30_000
-/** How long a client has to read the answer to something that was not a request. */
-const LINGER_MS = 2000
 /** How many requests of one connection may wait for their answers; a client that sends more is cut off. */
 const MAX_PIPELINED = 100
 /** What waiting requests on all connections may hold together, in names and values of headers: each takes some 50 bytes. */
@@ -34,7 +33,7 @@ const REQUEST_WEIGHT = 50
 /** No host has a longer name, with its port. Reading one as part of a URL takes time that grows with the square of its length. */
 const MAX_HOST = 300
 /** How long connections without a request stay once the service stops: for requests that are on their way already. */
-const LEAVE_MS = 300
+const LEAVE_MS = 1000
 /** How long a request may still be arriving once the service stops. */
 const ARRIVING_MS = 3000
 
@@ -62,6 +61,7 @@ const hostLength = ({ url = '', headers: { host = '' } }: IncomingMessage) =>
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
   let left = false
+  let taken = 0
   let ahead = 0
   const weigh = (connection: Connection, weight: number) => {
     connection.ahead += weight
@@ -141,6 +141,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   server.on('connection', (socket: Socket) => {
     const connection = newConnection()
     connections.set(socket, connection)
+    taken++
+    lingerForRequest(socket, () => connection.last)
     // Each of many requests on one connection may listen for its end (http/reads.ts).
     socket.setMaxListeners(0)
     const unread = cutUnread(socket)
@@ -189,8 +191,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
           for (const [socket, connection] of connections) if (isOver(socket, connection)) socket.destroy()
         }
         draining = true
-        // Not Node's own for HTTP, which closes idle connections at once.
-        NetServer.prototype.close.call(server, () => {
+        server.once('close', () => {
           clearTimeout(leave)
           clearInterval(unfinished)
           clearTimeout(over)
@@ -200,7 +201,16 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
           left = true
           cut(isIdle)
         }
-        const leave = setTimeout(closeIdle, Math.min(LEAVE_MS, graceMs))
+        let leave: NodeJS.Timeout | undefined
+        const until = performance.now() + Math.min(ARRIVING_MS, graceMs)
+        // To close it resets the connections that wait to be taken, with the requests on them. Each turn takes one, if there is any.
+        const closeOnceTaken = (before: number) => {
+          if (taken !== before && performance.now() < until) return void setImmediate(closeOnceTaken, taken)
+          // Not Node's own for HTTP, which closes idle connections at once.
+          NetServer.prototype.close.call(server)
+          leave = setTimeout(closeIdle, Math.min(LEAVE_MS, graceMs))
+        }
+        setImmediate(closeOnceTaken, -1)
         const unfinished = setInterval(
           () => cut((_socket, { last, unanswered }) => unanswered.length === 0 || !last?.complete),
           Math.min(ARRIVING_MS, graceMs),
@@ -231,26 +241,4 @@ function cutUnread(socket: Socket): NodeJS.Timeout {
 function isAnswering(socket: Duplex): boolean {
   const { _httpMessage: message } = socket as Socket & { _httpMessage?: ServerResponse }
   return message?.headersSent === true
-}
-
-/** The answer to something that never reached the application. `message` is null for 404. */
-function refusal(status: 400 | 404 | 408 | 431, message: string | null, requestId = requestIdOf(undefined)) {
-  const error = message === null ? new AppError('not_found') : new AppError('invalid_request', [{ path: '', message }])
-  const body = JSON.stringify(errorBody(error))
-  const headers = {
-    'content-type': 'application/json',
-    'content-length': String(Buffer.byteLength(body)),
-    connection: 'close',
-  }
-  return {
-    response: () => new Response(body, { status, headers }),
-    /** The answer to HEAD has no body (RFC 9110, 9.3.2). */
-    end(socket: Duplex, method?: string) {
-      const all = { ...SECURITY_HEADERS, 'x-request-id': requestId, ...headers }
-      const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`)
-      socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${head.join('')}\r\n${method === 'HEAD' ? '' : body}`)
-      // Node no longer watches such a connection: a client that keeps its side open would keep ours open.
-      setTimeout(() => socket.destroy(), LINGER_MS).unref()
-    },
-  }
 }

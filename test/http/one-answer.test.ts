@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { connect } from 'node:net'
+import { connect, type Socket } from 'node:net'
 import { after, test } from 'node:test'
 import { peakMemory } from '../../scripts/bench/usage.ts'
 import { createDatabase } from '../support/database.ts'
@@ -26,6 +26,8 @@ const everything = (first: string, then?: string) =>
     })
     socket.on('error', () => {}).on('close', () => resolve(text))
   })
+
+const write = (socket: Socket, text: string) => new Promise((resolve) => socket.write(text, resolve))
 
 test('a request that breaks off behind one that is not answered yet ends the connection, and is not taken for its answer', async () => {
   const publish = `POST /v1/events HTTP/1.1\r\n${HEAD}Authorization: Bearer ${tenant.key}\r\nContent-Length: ${EVENT.length}\r\n\r\n${EVENT}`
@@ -62,3 +64,29 @@ test('the scripts of the reference page are zipped once, however many ask for th
   const more = (peakMemory(fresh.pid) ?? 0) - before
   assert.ok(more < 150, `${more} MiB more`)
 })
+
+for (const [version, header] of [
+  ['1.0', ''],
+  ['1.1', 'Connection: close\r\n'],
+])
+  for (const [key, what, status] of [
+    [tenant.key, 'is too large', 400],
+    ['nobody’s', 'has no right key', 401],
+  ] as const)
+    test(`who leaves with the answer (HTTP/${version}) and reads it once all is sent gets it, if the request ${what}`, async () => {
+      const head = `POST /v1/events HTTP/${version}\r\n${HEAD}${header}Authorization: Bearer ${key}\r\nContent-Length: 2000000\r\n\r\n`
+      const socket = connect(service.port, '127.0.0.1')
+      const failed = new Promise<string>((resolve) => socket.on('error', ({ message }) => resolve(message)))
+      const sendAll = async () => {
+        await write(socket, head)
+        await new Promise((resolve) => socket.once('readable', resolve))
+        for (let left = 2_000_000; left > 0; left -= 200_000) await write(socket, 'x'.repeat(200_000))
+      }
+      assert.equal(await Promise.race([failed, sendAll()]), undefined)
+      let text = ''
+      socket.on('data', (chunk) => {
+        text += chunk
+      })
+      await new Promise((resolve) => socket.on('close', resolve))
+      assert.match(text, new RegExp(`^HTTP/1.1 ${status} `))
+    })
