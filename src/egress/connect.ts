@@ -49,7 +49,8 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
 
 /**
  * Connects through an HTTP CONNECT proxy, which resolves the name and filters its addresses itself. If it cannot be reached, or wants
- * other credentials, no receiver is to blame: a `LocalFault`.
+ * other credentials, no receiver is to blame: a `LocalFault`. If it drops the connection without an answer, as when it restarts, it is
+ * asked once more, since nothing has reached the receiver.
  */
 export function openThroughProxy(proxyUrl: string): OpenTcp {
   const { protocol, hostname: host, port: proxyPort, username, password } = new URL(proxyUrl)
@@ -59,7 +60,7 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
   const proxy = { host: address, port: proxyPort, servername: isIP(address) ? '' : address }
   const credentials = Buffer.from(`${decodeURIComponent(username)}:${decodeURIComponent(password)}`).toString('base64')
   const headers = username + password === '' ? {} : { 'proxy-authorization': `Basic ${credentials}` }
-  return ({ hostname, port }, signal) =>
+  const open = ({ hostname, port }: Target, signal: AbortSignal, mayAskAgain: boolean): Promise<Socket> =>
     new Promise((resolve, reject) => {
       const path = `${isIP(hostname) === 6 ? `[${hostname}]` : hostname}:${port}`
       let isThere = false
@@ -70,7 +71,9 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
           }),
         )
         .on('error', (error) => {
-          if (isThere || signal.aborted) reject(connectError(error, () => failure('proxy_error')))
+          const isDropped = isThere && (error as NodeJS.ErrnoException).code === 'ECONNRESET'
+          if (isDropped && mayAskAgain && !signal.aborted) resolve(open({ hostname, port }, signal, false))
+          else if (isThere || signal.aborted) reject(connectError(error, () => failure('proxy_error')))
           else reject(new LocalFault(`the egress proxy cannot be reached: ${error.message}`))
         })
         .on('connect', ({ statusCode = 0, headers: answer }, tunnel: Socket, head) => {
@@ -94,6 +97,7 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
         })
         .end()
     })
+  return (target, signal) => open(target, signal, true)
 }
 
 /**
