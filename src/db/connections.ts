@@ -87,13 +87,18 @@ export function createPool(
     for (const lost of [client, ...idle]) lost.connection.stream.destroy(new Error('the database does not answer'))
   }
 
+  /** Pg-pool says this as if the database could not be reached. */
+  const isOverdue = (error: Error | undefined) =>
+    error?.message.startsWith('timeout exceeded') && open.size >= pool.options.max
+
   /** Waits for a connection; whoever ends the pool ends the waiting, too. */
   const borrow = () =>
     new Promise<PoolClient>((resolve, reject) => {
       waiting.add(reject)
       pool.connect((error, client) => {
         const isWanted = waiting.delete(reject)
-        if (client === undefined) reject(error)
+        if (client === undefined)
+          reject(isOverdue(error) ? new Error(`all ${open.size} connections were in use for too long`) : error)
         else if (isWanted) resolve(client)
         else client.release(true)
       })
