@@ -36,8 +36,7 @@ export async function startMaintenance(deps: {
   for (const [name, cron, run] of work) {
     if ((await boss.getQueue(name)) === null)
       await boss.createQueue(name, { retryLimit: 3, retryDelay: 60, expireInSeconds: 3600 })
-    // What came due while no worker ran is made up for: one that is stopped every night would never delete anything.
-    await boss.schedule(name, cron, null, { tz: 'UTC', missed: 'once' })
+    await boss.schedule(name, cron, null, { tz: 'UTC' })
     await boss.work(name, { pollingIntervalSeconds: 10 }, async () => {
       try {
         await run()

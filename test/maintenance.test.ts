@@ -43,22 +43,6 @@ test('scheduled work that fails says so in the log, and is tried again', async (
   }
 })
 
-test('what came due while no worker ran is made up for, once', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const start = () => startService(t, { databaseUrl: url, mode: 'worker', env: { RETENTION_CRON: '0 0 * * *' } })
-  const first = await start()
-  await waitFor(async () => (await sql`select from pgboss.version where cron_on is not null`).length === 1, {
-    timeoutMs: 30_000,
-    what: 'a look at the schedules',
-  })
-  await first.stop()
-  // As if that had been three days ago.
-  await sql`update pgboss.version set cron_on = cron_on - interval '3 days'`
-  await sql`update pgboss.schedule set created_on = created_on - interval '3 days'`
-  await (await start()).logged('retention.run')
-  assert.equal((await sql`select from pgboss.job where name = 'retention'`).length, 1)
-})
-
 test('a worker that stops in the middle of scheduled work has nothing to complain of', async (t) => {
   const { url, sql } = await createDatabase(t)
   const worker = await startService(t, { databaseUrl: url, mode: 'worker' })
