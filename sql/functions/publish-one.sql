@@ -31,7 +31,7 @@ begin
         where u.tenant_id = tenant and u.month = this_month and u.metric = 'events'), 0) as published,
       coalesce((select u.count from waybill.usage u
         where u.tenant_id = tenant and u.month = this_month and u.metric = 'attempts'), 0) as tried
-    from (select limits as l from waybill.tenants where tenant_id = tenant) t
+    from (select limits as l from waybill.tenants where tenant_id = tenant) t offset 0
   ) t;
   if its.is_near is not false then return; end if;
 
