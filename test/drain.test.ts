@@ -116,3 +116,21 @@ test('connections that wait to be taken at SIGTERM are taken, and their requests
   for (const { headers } of clients) assert.equal(headers().length, 1)
   assert.deepEqual(await service.exited, { code: 0, signal: null })
 })
+
+test('a connection whose last request was answered before it had arrived is idle once it has', async (t) => {
+  const { service } = await start(t)
+  const openInTwo = async (head: string, rest: string) => {
+    const socket = connect(service.port, '127.0.0.1')
+    socket.write(head)
+    await new Promise((resolve) => socket.once('data', resolve))
+    socket.write(rest)
+    return { closed: new Promise<number>((resolve) => socket.on('close', () => resolve(performance.now()))) }
+  }
+  const head = 'POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n'
+  const connections = [await openInTwo(`${head}{}`, ''), await openInTwo(head, '{}')]
+  // Its body has been read once this is answered.
+  await fetch(`${service.url}/health`)
+  service.signal('SIGTERM')
+  const [whole, early] = await Promise.all(connections.map(({ closed }) => closed))
+  assert.ok(early! - whole! < 1000, `${early! - whole!} ms later`)
+})

@@ -114,9 +114,14 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       // One after the other, each in a turn of its own: otherwise all that connections have sent ahead would begin in one.
       const [next] = connection.unanswered
       if (next) setImmediate(next)
-      // So that an idle connection does not keep its last request in memory.
-      if (connection.last === request && request.complete) connection.last = undefined
-      connection.read = request.socket.bytesRead
+      const settle = () => {
+        // So that an idle connection does not keep its last request in memory.
+        if (connection.last === request) connection.last = undefined
+        connection.read = request.socket.bytesRead
+      }
+      // One that was answered early is still arriving.
+      if (request.complete) settle()
+      else request.once('end', settle)
       // An answer that began before the draining leaves its connection open.
       if (left && isIdle(request.socket, connection)) setImmediate(() => request.socket.destroy())
     })
