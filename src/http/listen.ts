@@ -213,7 +213,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
           if (taken !== before && performance.now() < until) return void setImmediate(closeOnceTaken, taken)
           // Not Node's own for HTTP, which closes idle connections at once.
           NetServer.prototype.close.call(server)
-          leave = setTimeout(closeIdle, Math.min(LEAVE_MS, graceMs))
+          // After a busy while, what has come meanwhile is read first.
+          leave = setTimeout(() => setImmediate(closeIdle), Math.min(LEAVE_MS, graceMs))
         }
         setImmediate(closeOnceTaken, -1)
         const unfinished = setInterval(
