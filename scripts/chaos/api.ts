@@ -77,10 +77,12 @@ async function killWhileRunning(world: World): Promise<number[]> {
 async function killWhileStored(world: World): Promise<number[]> {
   const { sql } = world.database
   const [api] = world.fleet.running('api')
+  // Before the lock: on a slow machine a start takes longer than publishes wait.
+  await world.fleet.start('api')
   const unlock = await lock(sql, 'waybill.events in share row exclusive mode')
   const publishes = burst(world)
-  await waitFor(async () => (await waitingFor(sql, 'waybill.events')) > 0, { what: 'a publish to wait for the lock' })
-  await world.fleet.start('api')
+  const waiting = async () => (await waitingFor(sql, 'waybill.events')) >= world.fleet.running('api').length
+  await waitFor(waiting, { what: 'publishes of both to wait for the lock' })
   const seconds = killAndWait(world, api!, publishes)
   await sleep(world.random.integer(0, 2000))
   await unlock()
@@ -99,6 +101,8 @@ const restarted: Experiment = {
   id: 'F6',
   title: 'rolling restarts under load: 2 APIs, 2 workers',
   setup: { apis: 2, workers: 2 },
+  // On a busy machine a start takes ten seconds and more.
+  limitSeconds: 900,
   async run(world) {
     const rounds = world.quick ? 1 : 5
     world.load({ rate: 50 })
@@ -117,17 +121,21 @@ const restarted: Experiment = {
     const ended = Date.now()
     await world.quiesce()
     const tries = triesIn(world, begun, ended)
+    const cut = tries.filter(({ status, sent }) => status === null && sent)
     const [before, during] = [p99(world, calm, begun), p99(world, begun, ended)]
     return {
       figures: {
         restarts: rounds * 4,
-        repeated_for_no_connection: tries.filter(({ status }) => status === null).length,
+        repeated_for_no_connection: tries.filter(({ sent }) => !sent).length,
+        cut_off: cut.length,
         publish_p99_ms: during,
         publish_p99_ms_before: before,
       },
       conditions: {
         'every process ends with 0': exits.size === 1 && exits.has(0),
         'no publish fails': world.published.every(({ eventId }) => eventId !== null),
+        // A client may send on a kept connection just as it is closed.
+        'no request is cut off, but one in each stop of an API': cut.length <= 2 * rounds,
         'no request is answered with an error': tries.every(({ status }) => status === null || status < 300),
       },
     }

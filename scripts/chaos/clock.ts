@@ -15,7 +15,7 @@ const clocks: Experiment = {
   setup: { workers: 0, env: { RATE_LIMIT_ENDPOINTS_WRITE: String(WINDOW_LIMIT), RETRY_DELAY_SECONDS: '1' } },
   async run(world) {
     const [first] = world.fleet.running('api')
-    const [ahead, behind] = await Promise.all([
+    const [ahead, behind, ...workers] = await Promise.all([
       world.fleet.start('api', skewed(3600)),
       world.fleet.start('api', skewed(-3600)),
       world.fleet.start('worker', skewed(600)),
@@ -38,6 +38,9 @@ const clocks: Experiment = {
         retry_late_max_s: round(Math.max(...late)),
       },
       conditions: {
+        'each worker is told that its clock is wrong': workers.every(({ logs }) =>
+          logs.some(({ msg, warning }) => msg === 'queue.warning' && /clock skew/i.test(String(warning))),
+        ),
         'what is signed is the right time, to 3 s': Math.max(...signed) <= 3,
         'retries come within 2 s of when they are due': Math.min(...late) > -0.1 && Math.max(...late) <= 2,
         'both APIs count in one rate window': statuses.lastIndexOf(400) === WINDOW_LIMIT - 1 && statuses.at(-1) === 429,

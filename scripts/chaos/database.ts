@@ -2,6 +2,7 @@ import { cleanUp } from '../../test/support/cleanup.ts'
 import { connect, lock } from '../../test/support/database.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
+import { withSql } from './cluster.ts'
 import type { Experiment } from './experiment.ts'
 import { failed, isAnswered, round, terminate, triesIn, watchHealth } from './measure.ts'
 import { sleep } from './publisher.ts'
@@ -93,6 +94,7 @@ const forgotten: Experiment = {
     const at = Date.now()
     world.proxy.freeze()
     world.proxy.thaw()
+    const forgotten = world.proxy.frozen()
     world.fault(at)
     const accepted = () =>
       world.published.find(({ acceptedAt }) => acceptedAt !== null && acceptedAt > at + 100)?.acceptedAt
@@ -116,6 +118,8 @@ const forgotten: Experiment = {
     const [accept_s, deliver_s] = [((accepted() ?? 0) - at) / 1000, ((delivered() ?? 0) - at) / 1000]
     return {
       figures: {
+        connections_forgotten: forgotten,
+        failed_while_nothing_passed: failed(triesIn(world, frozen, back)),
         accepted_after_s: round(accept_s),
         delivered_after_s: round(deliver_s),
         delivered_again_s: round(((again() ?? 0) - back) / 1000),
@@ -123,6 +127,7 @@ const forgotten: Experiment = {
         health_max_ms: slowestMs,
       },
       conditions: {
+        'connections were half-open, and nothing passed': forgotten > 0 && failed(triesIn(world, frozen, back)) > 0,
         'publishing goes on within 15 s': accept_s <= 15,
         'delivering goes on within 15 s': deliver_s <= 15,
         'delivering goes on within 5 s when everything passes again': (again() ?? 0) - back <= 5000,
@@ -160,6 +165,8 @@ const disturbed: Experiment = {
         publish_p99_ms: p99,
       },
       conditions: {
+        'each round trip takes 200 ms, and connections were reset':
+          percentile(times, 0.5) >= 200 && world.proxy.resets() > 0,
         'the p99 of publishing is at most 3 s': p99 <= 3000,
         'each publish that fails is a 500 in the error shape': tries.every(isAnswered),
       },
@@ -188,17 +195,34 @@ const exhausted: Experiment = {
     // 2. Postgres has no connection left.
     const hoard = connect(world.database.url, 200)
     cleanUp(world.scope, () => hoard.end({ timeout: 1 }))
+    const free = Promise.withResolvers<void>()
+    let holding = true
+    const hold = async () => {
+      while (holding) await hoard.begin(() => free.promise).catch(() => sleep(200))
+    }
+    const isFull = () =>
+      withSql(world.database.url, (sql) => sql`select`).then(
+        () => false,
+        () => true,
+      )
+    // The service would take a free connection as soon as it has lost one.
+    const paused = world.fleet.running()
+    for (const one of paused) one.signal('SIGSTOP')
     await terminate(world)
-    const hoarding = Array.from({ length: 200 }, () => hoard`select pg_sleep(6)`.catch(() => {}))
-    await sleep(500)
+    const hoarding = Array.from({ length: 200 }, hold)
+    await waitFor(isFull, { timeoutMs: 30_000, what: 'all connections to be taken' })
+    for (const one of paused) one.signal('SIGCONT')
     const askedAgain = Date.now()
     const second = Array.from({ length: 200 }, () => world.publish())
+    await sleep(6000)
+    holding = false
+    free.resolve()
     await Promise.all(hoarding)
     await hoard.end({ timeout: 1 })
-    const free = Date.now()
-    const duringAgain = triesIn(world, askedAgain, free)
+    const freed = Date.now()
+    const duringAgain = triesIn(world, askedAgain, freed)
     await Promise.all(second)
-    const recoveredAgainMs = Date.now() - free
+    const recoveredAgainMs = Date.now() - freed
     await world.quiesce()
     const tries = [...during, ...duringAgain]
     const slowest = Math.max(...tries.map(({ ms }) => ms))
@@ -212,6 +236,7 @@ const exhausted: Experiment = {
         recovered_all_ms: recoveredAgainMs,
       },
       conditions: {
+        'all failed behind the lock, and without a connection': failed(during) >= 200 && failed(duringAgain) >= 200,
         'each publish waits at most 5 s': slowest <= 5000 && open === 0,
         'each that fails is a 500 in the error shape': tries.every(isAnswered),
         'publishing goes on within 2 s of the lock': recoveredMs <= 2000,

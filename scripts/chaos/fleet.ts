@@ -1,6 +1,6 @@
 import { readdirSync } from 'node:fs'
 import type { Scope } from '../../test/support/cleanup.ts'
-import { type Exit, type Service, startService } from '../../test/support/service.ts'
+import { type Exit, type LogLine, type Service, startService } from '../../test/support/service.ts'
 import { SHIPPED } from '../as-shipped.ts'
 import { peakMemory } from '../bench/usage.ts'
 
@@ -78,8 +78,10 @@ export function createFleet(
         if (one.ended !== null && !told.has(one))
           found.push(`${name} ended by itself with ${JSON.stringify(one.ended)}`)
         if (one.stderr() !== '') found.push(`${name} wrote to stderr: ${one.stderr().slice(0, 300)}`)
-        const fatal = one.logs.find(({ level }) => level === 'fatal')
-        if (fatal) found.push(`${name} logged ${fatal.text.slice(0, 300)}`)
+        const error = one.logs.find(
+          (line) => line.level === 'fatal' || (line.level === 'error' && !tellsOfDatabase(line)),
+        )
+        if (error) found.push(`${name} logged ${error.text.slice(0, 300)}`)
       }
       if (peak > MAX_MIB) found.push(`a process took ${Math.round(peak)} MiB`)
       return found
@@ -93,6 +95,14 @@ export function createFleet(
         .map((one) => `${one.mode} ${one.pid} has ${one.files} files open, ${one.filesAtStart} at its start`)
     },
   }
+}
+
+/** How it is called that the database is away, refuses everything or is slow: by SQLSTATE, or in words. */
+const DATABASE = /^(08|25006|53|57)|ECONN|EPIPE|connection|the database|trying to connect/i
+
+const tellsOfDatabase = ({ err }: LogLine) => {
+  const { code = '', message = '' } = (err ?? {}) as { code?: string; message?: string }
+  return DATABASE.test(`${code} ${message}`)
 }
 
 /** How many file descriptors a process has open; null when it is gone. */

@@ -7,7 +7,8 @@ export type Receipt = {
   endpoint: Endpoint
   deliveryId: string
   eventId: string
-  /** The text of the payload, as it came. */
+  /** The body's text before the payload (its id, type and timestamp), and the payload's, as they came. */
+  head: string
   payload: string
   /** When all of it had come, in milliseconds since 1970. */
   at: number
@@ -46,6 +47,8 @@ export type Ledger = {
   attach: (endpoint: Endpoint) => void
 }
 
+const DATA = ',"data":'
+
 /** One real receiver for all endpoints: it verifies each request when it comes, notes it, and answers. */
 export async function startLedger(scope: Scope): Promise<Ledger> {
   const receiver = await startReceiver(scope)
@@ -64,7 +67,8 @@ export async function startLedger(scope: Scope): Promise<Ledger> {
           endpoint,
           deliveryId: String(raw.headers['service-delivery-id']),
           eventId: String(raw.headers['service-event-id']),
-          payload: text.slice(text.indexOf(',"data":') + ',"data":'.length, -1),
+          head: text.slice(0, text.indexOf(DATA)),
+          payload: text.slice(text.indexOf(DATA) + DATA.length, -1),
           at: raw.at,
           signedAt: Number(raw.headers['service-timestamp']),
           opened: endpoint.secrets.filter((secret) => opens(() => verifyStandard(raw, secret))),

@@ -155,8 +155,18 @@ function whyUnexpected(world: World, lookUp: Index, receipt: Receipt): string | 
   const publish = lookUp.publishOf(event)
   if (publish === undefined) return 'was never published'
   if (publish.payload !== receipt.payload) return 'has another payload'
+  if (!isHeadOf(receipt, publish)) return `has another id, type or time: ${receipt.head.slice(0, 200)}`
   if (world.rules.isDue(publish, receipt.endpoint) === false) return 'is not due there'
   return undefined
+}
+
+/** Whether a body begins with what was published: the same bytes each time, with the time of its acceptance. */
+function isHeadOf({ head, eventId }: Receipt, { type, tries, acceptedAt }: Publish): boolean {
+  const start = `{"id":"${eventId}","type":"${type}","timestamp":"`
+  const at = Date.parse(head.slice(start.length, -1))
+  // What is published without a load or `world.publish` has no times.
+  const [asked, accepted] = [tries[0]?.at ?? 0, acceptedAt ?? Number.POSITIVE_INFINITY]
+  return head.startsWith(start) && at >= asked && at <= accepted
 }
 
 type Index = ReturnType<typeof indexOf>

@@ -1,8 +1,11 @@
 import { Agent, request } from 'undici'
 import type { Random } from './random.ts'
 
-/** One request; `status` is null when there was no answer, so that nobody knows what became of it. */
-type Try = { at: number; ms: number; status: number | null; shaped: boolean }
+/**
+ * One request; `status` is null when there was no answer, so that nobody knows what became of it, unless it was not sent: for want
+ * of a connection.
+ */
+type Try = { at: number; ms: number; status: number | null; shaped: boolean; sent: boolean }
 
 /** An event that somebody wants to publish, and all that was answered. */
 export type Publish = {
@@ -67,12 +70,13 @@ export function createPublisher(urls: () => string[]): Publisher {
       })
       const answer = JSON.parse(await body.text())
       const shaped = answer.ok === status < 300 && (answer.ok || typeof answer.error === 'string')
-      entry.tries.push({ at, ms: Date.now() - at, status, shaped })
+      entry.tries.push({ at, ms: Date.now() - at, status, shaped, sent: true })
       if (status < 300) {
         Object.assign(entry, { eventId: answer.event_id, acceptedAt: Date.now() })
       } else if (status < 500 && status !== 429) entry.refused = status
-    } catch {
-      entry.tries.push({ at, ms: Date.now() - at, status: null, shaped: true })
+    } catch (error) {
+      const sent = (error as NodeJS.ErrnoException).code !== 'ECONNREFUSED'
+      entry.tries.push({ at, ms: Date.now() - at, status: null, shaped: true, sent })
     }
     return entry.eventId !== null || entry.refused !== null
   }

@@ -46,9 +46,7 @@ const soaked: Experiment = {
     for (let from = begun; from + every < begun + lasts; from += every) {
       await sleep(from + world.random.integer(0, every - 2 * OUTAGE_MS) - Date.now())
       const fault = world.random.pick(Object.keys(FAULTS) as (keyof typeof FAULTS)[])
-      const at = Date.now()
       await FAULTS[fault](world, survivor)
-      world.fault(at)
       made[fault]++
       await sleep(from + every - Date.now())
     }
@@ -97,20 +95,28 @@ const riseOf = (noted: Memory[], what: 'rss' | 'used' | 'code') => risePerHour(n
 /** Each leaves everything as it was, but for what was in flight. */
 const FAULTS = {
   async F1(world: World, survivor: Running) {
+    const at = Date.now()
     await Promise.all(
       world.fleet
         .running('worker')
         .filter((one) => one !== survivor)
         .map(world.fleet.kill),
     )
+    world.fault(at)
     await world.fleet.start('worker')
   },
-  async F7({ cluster }: World) {
-    await cluster.stop('immediate')
+  async F7(world: World) {
+    const at = Date.now()
+    await world.cluster.stop('immediate')
+    world.fault(at)
     await sleep(OUTAGE_MS)
-    await cluster.start()
+    await world.cluster.start()
   },
-  F8: terminate,
+  async F8(world: World) {
+    const at = Date.now()
+    if ((await terminate(world)) === 0) throw new Error('there was no connection to end')
+    world.fault(at)
+  },
 }
 
 export const soakExperiments = [soaked]
