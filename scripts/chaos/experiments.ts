@@ -5,6 +5,7 @@ import { databaseExperiments } from './database.ts'
 import { durabilityExperiments } from './durability.ts'
 import type { Experiment } from './experiment.ts'
 import { neighbourExperiments } from './neighbours.ts'
+import { orderExperiments } from './order.ts'
 import { poisonExperiments } from './poison.ts'
 import { pressureExperiments } from './pressure.ts'
 import { queueExperiments } from './queue.ts'
@@ -30,6 +31,7 @@ export const EXPERIMENTS: Experiment[] = [
   ...retentionExperiments,
   ...replayExperiments,
   ...changeExperiments,
+  ...orderExperiments,
   ...upkeepExperiments,
   ...soakExperiments,
 ].sort((a, b) => Number(a.id.slice(1)) - Number(b.id.slice(1)))
