@@ -1,7 +1,7 @@
 -- Accepts a lone event, as most are while there is no rush: by values instead of arrays, which takes half as long. Only the plain
 -- case: if the event may reach a limit, has an idempotency key that is taken, or goes to other than one endpoint, or to one whose
--- deliveries are held, no row comes back and nothing is stored, and waybill.publish has to do it. What this stores, and the order of
--- steps and locks, are as there; so are the columns of its row.
+-- deliveries are held, no row comes back and nothing is stored, and waybill.publish has to do it. What this stores, its order of
+-- locks, the columns of its row and the numbers of its steps are as there.
 create or replace function waybill.publish_one(tenant text, type text, body text, key text, defaults jsonb)
 returns table (event_id uuid, delivery_ids uuid[], rate_limit int, rate_count int, window_start timestamptz, window_left int)
 language plpgsql
@@ -31,6 +31,7 @@ begin
         where u.tenant_id = tenant and u.month = this_month and u.metric = 'events'), 0) as published,
       coalesce((select u.count from waybill.usage u
         where u.tenant_id = tenant and u.month = this_month and u.metric = 'attempts'), 0) as tried
+    -- Pulled up, each count would be read once for each use of it.
     from (select limits as l from waybill.tenants where tenant_id = tenant) t offset 0
   ) t;
   if its.is_near is not false then return; end if;
