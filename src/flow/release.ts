@@ -37,7 +37,8 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
       // minutes.
       const candidates = await pool<Candidate[]>`
         select s.tenant_id, s.endpoint_id, waybill.standing(
-            case when s.failure_streak < ${FAILS_ON} and s.recent_status_codes[1] is not null then 0 else s.failure_streak end, s.last_success_at) as standing,
+            case when s.failure_streak < ${FAILS_ON} and s.recent_status_codes[1] is not null then 0 else s.failure_streak end,
+            s.last_success_at) as standing,
           least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted
         from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
         where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
