@@ -10,8 +10,8 @@ import type { App } from './route.ts'
 type Listening = {
   port: number
   /**
-   * Takes the connections that are on their way, and no more, answers what is under way, then closes. Clients that have not sent a whole request within
-   * three seconds, or not read their answer within `graceMs`, are cut off.
+   * Takes the connections that are on their way, and no more, answers what is under way, then closes. Clients that have not sent a
+   * whole request within three seconds, or not read their answer within `graceMs`, are cut off.
    */
   close: (graceMs: number) => Promise<void>
 }
