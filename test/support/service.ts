@@ -37,12 +37,15 @@ export type Program = {
   kill: () => Promise<Exit>
 }
 
+/** Where Node keeps what it has compiled; the global setup sets it for the whole run. */
+export const COMPILED = 'NODE_COMPILE_CACHE'
+
 /** `main`: another version's, for instance; `flags`: Node's own. */
 type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: string; main?: string; flags?: string[] }
 
 /**
- * Runs the real program with nothing of our own environment but PATH. It is killed after the test, if it still runs. A test that
- * has failed shows what it complained of.
+ * Runs the real program with nothing of our own environment but PATH and that. It is killed after the test, if it still
+ * runs. A test that has failed shows what it complained of.
  */
 export function runProgram(
   scope: Scope,
@@ -50,7 +53,7 @@ export function runProgram(
 ): Program {
   const child: ChildProcess = spawn(process.execPath, [...flags, main, ...args], {
     cwd,
-    env: { PATH: process.env.PATH, ...env },
+    env: { PATH: process.env.PATH, [COMPILED]: process.env[COMPILED], ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   const logs: LogLine[] = []
