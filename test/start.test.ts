@@ -227,6 +227,13 @@ suite('starting', { concurrency: 3 }, () => {
     assert.ok(!(program.stdout() + program.stderr()).includes(PASSWORD))
   })
 
+  test('an address that is none of this machine’s ends the start with 1 and the settings to look at', async (t) => {
+    const { url } = await createDatabase(t)
+    const program = runProgram(t, { env: { ...testEnvironment(url), HOST: '192.0.2.1' } })
+    assert.equal((await program.exited).code, 1)
+    assert.match(program.stdout(), /"HOST and PORT: listen EADDRNOTAVAIL/)
+  })
+
   test('a taken port ends the start with 1 and a reason, before anything is claimed', async (t) => {
     const { url: databaseUrl, sql } = await createDatabase(t)
     const first = await startService(t, { databaseUrl, mode: 'api' })

@@ -183,7 +183,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     else refuse(400, 'is not valid HTTP')
   })
   await new Promise<void>((resolve, reject) => {
-    server.once('error', reject)
+    server.once('error', (cause) => reject(new Error(`HOST and PORT: ${cause.message}`, { cause })))
     server.listen(port, hostname, () => resolve())
   })
   server.removeAllListeners('error')
