@@ -17,9 +17,7 @@ import { verifyStandard } from './support/verify.ts'
 import { waitFor } from './support/wait.ts'
 
 const ROOT = fileURLToPath(new URL('..', import.meta.url))
-/** The program's first landed version, which also left test/first-version.sql. */
-const FIRST_VERSION = '837ad85'
-/** Where its receivers listened. */
+/** Where the receivers of test/first-version.sql listened. */
 const OLD_RECEIVER = 'http://127.0.0.1:47921'
 
 /** A database as the first version left it, but that its endpoints lead to a receiver that takes everything. */
@@ -114,9 +112,9 @@ suite('a database of the first version', { concurrency: 2 }, () => {
     assert.equal(String(receipt.headers['webhook-signature']).split(' ').length, 2)
   })
 
-  test('serves the old and the new program side by side, and either alone', async (t) => {
-    const old = await firstVersion(t)
-    if (old === null) return t.skip(`commit ${FIRST_VERSION} is not in this copy's history`)
+  test('serves the version before and this one side by side, and either alone', async (t) => {
+    const old = await versionBefore(t)
+    if (old === null) return t.skip("the version before is not in this copy's history")
     const { databaseUrl, sql, receiver } = await restore(t)
     const programs = await Promise.all([
       startService(t, { databaseUrl, mode: 'api' }),
@@ -330,18 +328,19 @@ async function schemaOf(sql: Pool) {
   return { columns: [...columns], indexes: [...indexes], functions: [...functions], files: [...files] }
 }
 
-/** The first version's main file, taken from the history; null where there is none, as in a shallow clone. */
-async function firstVersion(t: TestContext): Promise<string | null> {
+/** The main file of the version before, taken from the history; null where there is none, as in a shallow clone. */
+async function versionBefore(t: TestContext): Promise<string | null> {
   const directory = await createDirectory(t)
   const run = promisify(execFile)
-  const archive = join(directory, 'first.tar')
+  const archive = join(directory, 'before.tar')
   try {
-    await run('git', ['archive', '-o', archive, FIRST_VERSION, 'src', 'sql', 'package.json'], { cwd: ROOT })
+    const args = ['log', '-1', '--format=%H~', '-G"version": ', '--', 'package.json']
+    const { stdout: commit } = await run('git', args, { cwd: ROOT })
+    await run('git', ['archive', '-o', archive, commit.trim(), 'src', 'sql', 'package.json'], { cwd: ROOT })
   } catch {
     return null
   }
   await run('tar', ['-xf', archive, '-C', directory])
-  // Its driver was another one, which is a dependency of this test alone.
   await symlink(join(ROOT, 'node_modules'), join(directory, 'node_modules'))
   return join(directory, 'src/main.ts')
 }
