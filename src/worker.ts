@@ -133,8 +133,6 @@ export async function startWorker(deps: {
 
   // Listening first, as it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
   const wake = { deliveries: (_retries: boolean) => {}, releaser: () => {} }
-  // Sharing this lock keeps versions before 0.1.3 from sweeping: they would take a delivery in a bundle for one without a job.
-  await pool.share('waybill.sweep')
   const endDue = await pool.listen(
     'waybill_due',
     (kind) => wake.deliveries(kind === 'retry'),

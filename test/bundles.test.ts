@@ -218,24 +218,12 @@ suite('bundles', { concurrency: 2 }, () => {
     assert.equal((await sql`select * from waybill.take_back('3 seconds', 3, 5, 10, true)`).length, 0)
   })
 
-  test('while a worker runs, versions before bundles do not sweep', async (t) => {
-    const { sql, startWorker } = await start(t)
-    const mayThey = async () => (await sql`select pg_try_advisory_xact_lock(hashtext('waybill.sweep')) as so`)[0]?.so
-    assert.equal(await mayThey(), true)
-    const worker = await startWorker()
-    assert.equal(await mayThey(), false)
-    await sql`select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and mode = 'ShareLock'`
-    await waitFor(async () => !(await mayThey()))
-    await worker.stop()
-    assert.equal(await mayThey(), true)
-  })
-
   test('what has left its bundle otherwise is sent by the job that it has then, and once', async (t) => {
     const world = await start(t)
     const { sql, publish, claim, endpoint, tenant } = world
     await publish(96)
     const [first, ...others] = await jobs(sql)
-    // As a version before bundles sweeps.
+    // As by hand: a sweep holds only what has no job.
     await sql`update waybill.deliveries set held = true, spent_retries = 0, next_attempt_at = null where bundle = ${first?.id ?? ''}`
     await sql`select waybill.count_held(array[${tenant.tenantId}], array[${endpoint.endpoint_id}::uuid], array[16])`
     const claimed = await claim({ kind: 'first', thorough: true, max: 16 })

@@ -87,8 +87,8 @@ begin
 end $$;
 
 -- Gives deliveries that are in claimed bundles jobs of their own, which count as claimed as well or, unless `claimed`, wait at
--- the bundle's place. Deliveries that are in none are left alone. One that is listed in a bundle but no longer belongs to it, as
--- after an earlier version's sweep, merely leaves it.
+-- the bundle's place. Deliveries that are in none are left alone. One that is listed in a bundle but was taken out of it by hand
+-- merely leaves it.
 create or replace function waybill.unbundle(tenants text[], bundles uuid[], deliveries uuid[], claimed boolean) returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$

@@ -83,7 +83,7 @@ begin
     left join lateral (
       select * from waybill.deliveries d where d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
         and d.delivery_id between first_id and last_id offset 0
-    -- A delivery that has left its bundle in another way, as by an earlier version's sweep, has or gets a job of its own.
+    -- A delivery that was taken out of its bundle by hand has or gets a job of its own.
     ) d on j.bundle is null or d.bundle = j.bundle and not d.held
     left join lateral (
       select payload from waybill.events e where e.tenant_id = d.tenant_id and e.event_id = d.event_id

@@ -3,7 +3,6 @@ import { type Client, escapeIdentifier } from 'pg'
 
 const PULSE_MS = 5000
 const PAUSE_MS = 250
-const SHARE = 'select pg_advisory_lock_shared(hashtext($1))'
 
 type Channel = { heard: (payload: string) => void; listening: () => void }
 
@@ -13,7 +12,6 @@ type Channel = { heard: (payload: string) => void; listening: () => void }
  */
 export function createListening(connect: () => Promise<Client>) {
   const channels = new Map<string, Channel>()
-  const locks = new Set<string>()
   let connection: Promise<Client> | undefined
   let isOver = false
 
@@ -24,7 +22,6 @@ export function createListening(connect: () => Promise<Client>) {
     client.once('end', () => clearInterval(pulse))
     const lost = new Promise((resolve) => client.once('end', resolve))
     try {
-      for (const name of locks) await client.query(SHARE, [name])
       for (const name of channels.keys()) await client.query(`listen ${escapeIdentifier(name)}`)
     } catch (error) {
       client.connection.stream.destroy()
@@ -67,11 +64,6 @@ export function createListening(connect: () => Promise<Client>) {
       }
       listening()
       return () => channels.delete(channel)
-    },
-    /** Shares an advisory lock while it is connected: from now on, or from the first `listen`. Throws if it cannot. */
-    async share(lock: string): Promise<void> {
-      locks.add(lock)
-      await (await connection)?.query(SHARE, [lock])
     },
     /** Stops listening; whoever has opened the connection closes it. */
     end(): void {

@@ -26,8 +26,6 @@ export type Pool = Db & {
   begin<Result>(work: (sql: Db) => Promise<Result>): Promise<Result>
   /** Listens to a channel (db/listening.ts). */
   listen: ReturnType<typeof createListening>['listen']
-  /** Shares an advisory lock on the connection that listens. */
-  share: ReturnType<typeof createListening>['share']
   /** Closes all connections: those in use as soon as they are free, but after `timeout` seconds at the latest. */
   end(options?: { timeout?: number }): Promise<void>
 }
@@ -102,7 +100,6 @@ export function openDb(
     max,
     begin: <Result>(work: (sql: Db) => Promise<Result>) => pool.lend((ask) => inTransaction(ask, work)),
     listen: listening.listen,
-    share: listening.share,
     async end({ timeout = 5 } = {}) {
       listening.end()
       await pool.end(timeout * 1000)
