@@ -171,12 +171,8 @@ begin
     array_fill(null::text, each), array_fill(false, each));
 end $$;
 
--- For workers of versions up to 0.1.8.
-create or replace function waybill.record_lost(tenants text[], deliveries uuid[], endpoints uuid[], urls text[], attempt_numbers int[],
-  recorded_attempts int[], old_statuses waybill.delivery_status[])
-returns void language sql as $$
-  select waybill.record_lost(tenants, deliveries, endpoints, urls, attempt_numbers, recorded_attempts, old_statuses, true)
-$$;
+-- What workers of versions up to 0.1.8 called.
+drop function if exists waybill.record_lost(text[], uuid[], uuid[], text[], int[], int[], waybill.delivery_status[]);
 
 create or replace function waybill.lost_message() returns text language sql immutable as $$
   select 'the worker was lost during this attempt; the request may have arrived'
