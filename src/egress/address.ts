@@ -1,11 +1,11 @@
 import { isIP, isIPv6 } from 'node:net'
-import ipaddr from 'ipaddr.js'
+import ipaddr, { type IPv4, type IPv6 } from 'ipaddr.js'
 
 /** A block of addresses; an IPv4-mapped IPv6 block is kept as the IPv4 block it stands for. */
 export interface AddressRange {
   /** The CIDR as it was written. */
   readonly text: string
-  readonly bytes: readonly number[]
+  readonly base: IPv4 | IPv6
   readonly prefixLength: number
 }
 
@@ -53,44 +53,38 @@ const BLOCKED_IPV6 = ranges([
 export function parseRange(text: string): AddressRange | null {
   const [, address = '', length = ''] = /^([^/%]+)\/(\d{1,3})$/.exec(text) ?? []
   const version = isIP(address)
-  const bytes = version === 0 ? null : readAddress(address)
-  if (bytes === null || Number(length) > (version === 6 ? 128 : 32)) return null
-  const prefixLength = version === 6 && bytes.length === 4 ? Number(length) - 96 : Number(length)
-  return prefixLength < 0 ? null : { text, bytes, prefixLength }
+  const base = version === 0 ? null : readAddress(address)
+  if (base === null || Number(length) > (version === 6 ? 128 : 32)) return null
+  const prefixLength = version === 6 && base.kind() === 'ipv4' ? Number(length) - 96 : Number(length)
+  return prefixLength < 0 ? null : { text, base, prefixLength }
 }
 
 /**
  * Whether a request may not go to this address. Takes every textual form, with or without a zone id (`fe80::1%eth0`);
  * what cannot be read is blocked. An address inside one of the `allow` ranges is exempt.
  */
-export function isBlockedAddress(address: string, allow: readonly AddressRange[]): boolean {
-  const bytes = readAddress(address)
-  if (bytes === null) return true
-  if (isInside(bytes, allow)) return false
-  if (bytes.length === 4) return isInside(bytes, BLOCKED_IPV4)
-  return !isInside(bytes, GLOBAL_IPV6) || isInside(bytes, BLOCKED_IPV6)
+export function isBlockedAddress(text: string, allow: readonly AddressRange[]): boolean {
+  const address = readAddress(text)
+  if (address === null) return true
+  if (isInside(address, allow)) return false
+  if (address.kind() === 'ipv4') return isInside(address, BLOCKED_IPV4)
+  return !isInside(address, GLOBAL_IPV6) || isInside(address, BLOCKED_IPV6)
 }
 
-function readAddress(text: string): number[] | null {
+function readAddress(text: string): IPv4 | IPv6 | null {
   const zone = text.indexOf('%')
   const address = zone === -1 ? text : text.slice(0, zone)
   if (isIPv6(address)) {
     // By way of a URL, which writes hexadecimal groups only: ipaddr.js takes ::1.2.3.4 for ::ffff:1.2.3.4.
-    return ipaddr.process(new URL(`http://[${address}]`).hostname.slice(1, -1)).toByteArray()
+    return ipaddr.process(new URL(`http://[${address}]`).hostname.slice(1, -1))
   }
-  return ipaddr.IPv4.isValid(address) ? ipaddr.IPv4.parse(address).toByteArray() : null
+  return ipaddr.IPv4.isValid(address) ? ipaddr.IPv4.parse(address) : null
 }
 
-function isInside(bytes: readonly number[], candidates: readonly AddressRange[]): boolean {
-  return candidates.some((range) => range.bytes.length === bytes.length && startsAlike(bytes, range))
-}
-
-function startsAlike(bytes: readonly number[], range: AddressRange): boolean {
-  return range.bytes.every((byte, index) => {
-    const bits = Math.min(8, Math.max(0, range.prefixLength - index * 8))
-    const mask = (0xff << (8 - bits)) & 0xff
-    return ((byte ^ (bytes[index] ?? 0)) & mask) === 0
-  })
+function isInside(address: IPv4 | IPv6, candidates: readonly AddressRange[]): boolean {
+  return candidates.some(
+    ({ base, prefixLength }) => base.kind() === address.kind() && address.match(base, prefixLength),
+  )
 }
 
 function ranges(texts: string[]): AddressRange[] {
