@@ -82,10 +82,7 @@ export async function startService(options: Options): Promise<{ port: number }> 
   await warnUnlessDurable(pool, log)
 
   const auth = createAuth(pool, database.adminApiKey)
-  if (mode !== 'worker') {
-    const endListening = await pool.listen('waybill_tenants', auth.forget, auth.forget)
-    closers.add('tenant changes', endListening)
-  }
+  if (mode !== 'worker') await pool.listen('waybill_tenants', auth.forget)
   let port = config.PORT
   const app = createApp({
     pool,

@@ -133,16 +133,8 @@ export async function startWorker(deps: {
 
   // Listening first, as it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
   const wake = { deliveries: (_retries: boolean) => {}, releaser: () => {} }
-  const endDue = await pool.listen(
-    'waybill_due',
-    (kind) => wake.deliveries(kind === 'retry'),
-    () => wake.deliveries(true),
-  )
-  const endHeld = await pool.listen(
-    'waybill_held',
-    () => wake.releaser(),
-    () => wake.releaser(),
-  )
+  await pool.listen('waybill_due', (kind) => wake.deliveries(kind !== ''))
+  await pool.listen('waybill_held', () => wake.releaser())
 
   const deliveries = startDispatcher({
     slots: deps.concurrency,
@@ -193,8 +185,6 @@ export async function startWorker(deps: {
     closing.abort(SHUTTING_DOWN)
     await inHand.handBack(lanes.takeWaiting())
     while (attempts.size + chores.size > 0) await Promise.all([...attempts, ...chores])
-    endDue()
-    endHeld()
   }
 
   return {

@@ -4,20 +4,21 @@ import { type Client, escapeIdentifier } from 'pg'
 const PULSE_MS = 5000
 const PAUSE_MS = 250
 
-type Channel = { heard: (payload: string) => void; listening: () => void }
+/** `payload` is null where something may have been missed. */
+type Heard = (payload: string | null) => void
 
 /**
  * Listens for notifications on one connection, which `connect` opens for the first channel. When it is lost, it is opened again,
  * as often as it takes. It is queried every few seconds, or it would never be noticed that it leads nowhere.
  */
 export function createListening(connect: () => Promise<Client>) {
-  const channels = new Map<string, Channel>()
+  const channels = new Map<string, Heard>()
   let connection: Promise<Client> | undefined
   let isOver = false
 
   async function open(): Promise<Client> {
     const client = await connect()
-    client.on('notification', ({ channel, payload = '' }) => channels.get(channel)?.heard(payload))
+    client.on('notification', ({ channel, payload = '' }) => channels.get(channel)?.(payload))
     const pulse = setInterval(() => client.query('select 1').catch(() => client.connection.stream.destroy()), PULSE_MS)
     client.once('end', () => clearInterval(pulse))
     const lost = new Promise((resolve) => client.once('end', resolve))
@@ -36,7 +37,7 @@ export function createListening(connect: () => Promise<Client>) {
       try {
         connection = open()
         await connection
-        for (const { listening } of channels.values()) listening()
+        for (const heard of channels.values()) heard(null)
         return
       } catch {
         await sleep(PAUSE_MS)
@@ -45,12 +46,9 @@ export function createListening(connect: () => Promise<Client>) {
   }
 
   return {
-    /**
-     * Resolves when it listens to `channel`; throws if it cannot. `listening` is called then, and whenever it listens again: something
-     * may have been missed. Returns a function that ends it.
-     */
-    async listen(channel: string, heard: Channel['heard'], listening: Channel['listening']): Promise<() => void> {
-      channels.set(channel, { heard, listening })
+    /** Resolves when it listens to `channel`; throws if it cannot. Then, and whenever it listens again, it has `heard` null. */
+    async listen(channel: string, heard: Heard): Promise<void> {
+      channels.set(channel, heard)
       const opened = connection
       connection ??= open()
       try {
@@ -62,8 +60,7 @@ export function createListening(connect: () => Promise<Client>) {
         if (opened === undefined) connection = undefined
         throw error
       }
-      listening()
-      return () => channels.delete(channel)
+      heard(null)
     },
     /** Stops listening; whoever has opened the connection closes it. */
     end(): void {
