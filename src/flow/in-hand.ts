@@ -70,7 +70,9 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   /** The claims stay in hand until their deliveries are held: one that lapses counts as an attempt whose worker was lost. */
   async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
     await insist(
-      () => holdDeliveries(pool, claims, { counted }),
+      () => pool`
+        select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(bundle), array_agg(n), ${counted})
+        ${fromClaims(claims)}`,
       (error) => log.warn({ err: error, deliveries: claims.length }, 'hold.waiting'),
     ).finally(() => letGo(claims))
   }
@@ -119,8 +121,8 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     },
 
     /**
-     * Takes deliveries out of the queue until their endpoint can take them (flow/release.ts). `counted`: their attempts have been
-     * counted against the month's limit, and are taken off again.
+     * Takes deliveries out of the queue until their endpoint can take them, which may be at once (flow/release.ts). `counted`: their
+     * attempts have been counted against the month's limit, and are taken off again.
      */
     hold,
 
@@ -142,14 +144,4 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
       return true
     },
   }
-}
-
-/**
- * Marks the rows `held` until `release_held` queues them again with the retries that they have left. If the endpoint has
- * recovered meanwhile, the releaser's next look does that.
- */
-async function holdDeliveries(pool: Pool, jobs: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
-  await pool`
-    select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(bundle), array_agg(n), ${counted})
-    ${fromClaims(jobs)}`
 }
