@@ -6,17 +6,13 @@ import { type Counts, KINDS, NO_ROWS } from './partitions.ts'
 import { countKeys, countRowsToPrune, deleteKeys, pruneRows } from './prune.ts'
 
 /** How many rows were deleted, or would be. */
-export type Retention = {
+export type Retention = Counts & {
   applied: boolean
   /** Whatever was created before this is deleted. It is a midnight UTC, since the tables are partitioned by day. */
   cutoff: Date
-  events: number
-  deliveries: number
-  attempts: number
   idempotency_keys: number
 }
 
-const DAY_MS = 86_400_000
 const MAX_TRIES = 20
 
 /**
@@ -29,10 +25,8 @@ export async function runRetention(
   pool: Pool,
   options: { days: number; apply: boolean; log: Log },
 ): Promise<Retention> {
-  const [clock] = await pool<{ now: Date }[]>`select now()`
-  const cutoff = new Date(
-    Math.floor(((clock as { now: Date }).now.getTime() - options.days * DAY_MS) / DAY_MS) * DAY_MS,
-  )
+  const [{ cutoff }] = await pool<[{ cutoff: Date }]>`
+    select date_trunc('day', now() - ${options.days} * interval '24 hours', 'utc') as cutoff`
   const total = { ...NO_ROWS }
   let tries = MAX_TRIES
   async function dropInTime(day: string): Promise<Counts | null> {
