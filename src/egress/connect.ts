@@ -2,6 +2,7 @@ import { request as askPlainly } from 'node:http'
 import { request as askWithTls } from 'node:https'
 import { connect as connectTcp, isIP, type Socket } from 'node:net'
 import type { buildConnector } from 'undici'
+import { inTurn } from '../in-turn.ts'
 import { type AddressRange, isBlockedAddress } from './address.ts'
 import { isLocalhostName } from './destination.ts'
 import { ConnectError, classify, classifyTls, connectError, failure, LocalFault } from './failure.ts'
@@ -36,7 +37,9 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
       throw new ConnectError(failure('blocked_destination'))
     }
     signal.throwIfAborted()
-    const socket = await dial(inTurn(addresses).slice(0, MAX_ADDRESSES_TRIED), port, timeoutMs, signal)
+    // The two families alternately: this host may have a way to one of them only.
+    const tried = inTurn(addresses, isIP).slice(0, MAX_ADDRESSES_TRIED)
+    const socket = await dial(tried, port, timeoutMs, signal)
     // Whatever was judged above, this is the address the bytes would go to, as the kernel has it; none if the receiver has left already.
     const { remoteAddress } = socket
     if (remoteAddress === undefined || isBlockedAddress(remoteAddress, allow)) {
@@ -153,13 +156,6 @@ async function findAddresses(
   return resolver.resolve(name).catch((error: unknown) => {
     throw connectError(error, () => failure('dns_error'))
   })
-}
-
-/** The two families alternately: this host may have a way to one of them only. */
-function inTurn(addresses: string[]): string[] {
-  const seen = { 4: 0, 6: 0 }
-  const turns = addresses.map((address) => ({ address, turn: seen[isIP(address) as 4 | 6]++ }))
-  return turns.sort((one, other) => one.turn - other.turn).map(({ address }) => address)
 }
 
 function dial(addresses: string[], port: number, timeoutMs: number, signal: AbortSignal): Promise<Socket> {

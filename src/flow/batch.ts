@@ -1,4 +1,5 @@
 import { isRefusal, isRetryable, isTooSlow } from '../db/errors.ts'
+import { inTurn } from '../in-turn.ts'
 
 /** A batch that takes longer has waited for other processes' batches: for the database's attention, or for locks. */
 const BUSY_MS = 6
@@ -85,7 +86,7 @@ export function createBatcher<Item, Result>(options: {
   }
 
   function takeBatch(): Waiting[] {
-    const line = inTurn().slice(0, most)
+    const line = inTurn(waiting, ({ item }) => owner(item)).slice(0, most)
     let weight = 0
     const end = line.findIndex(({ item }) => {
       weight += weigh(item)
@@ -94,18 +95,6 @@ export function createBatcher<Item, Result>(options: {
     const batch = new Set(end < 0 ? line : line.slice(0, Math.max(1, end)))
     waiting = waiting.filter((entry) => !batch.has(entry))
     return [...batch]
-  }
-
-  /** Each owner's first item in order of arrival, then each owner's second, and so on. */
-  function inTurn(): Waiting[] {
-    const seen = new Map<string, number>()
-    const line = waiting.map((entry) => {
-      const name = owner(entry.item)
-      const turn = seen.get(name) ?? 0
-      seen.set(name, turn + 1)
-      return { entry, turn }
-    })
-    return line.sort((one, other) => one.turn - other.turn).map(({ entry }) => entry)
   }
 
   function giveUpLate(): void {
