@@ -3,7 +3,6 @@ import { createHash } from 'node:crypto'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { type AppDeps, createApp } from '../src/http/app.ts'
-import { listen } from '../src/http/listen.ts'
 import { createLog } from '../src/log.ts'
 import { readVersion } from '../src/version.ts'
 
@@ -24,10 +23,8 @@ const deps: Partial<AppDeps> = {
   headerPrefix: 'service',
 }
 const app = createApp({ ...deps, limits: { rateLimits: {} } } as AppDeps)
-const { port, close } = await listen(app, { hostname: '127.0.0.1', port: 0 })
-const served = await fetch(`http://127.0.0.1:${port}/openapi.json`)
+const served = await app.request('/openapi.json')
 const document = `${JSON.stringify(await served.json(), null, 2)}\n`
-await close(0)
 writeFileSync(DOCUMENT, document)
 
 // Fetched when it is needed: it works with the TypeScript before ours only, and would bring that along.
