@@ -6,7 +6,8 @@ import type { Log } from '../log.ts'
 
 export type Question = { text: string; name?: string; values?: unknown[] }
 // biome-ignore lint/suspicious/noExplicitAny: what a statement returns is known where it is written
-export type Answer = QueryResult<Record<string, any>>
+export type AnyRow = Record<string, any>
+export type Answer = QueryResult<AnyRow>
 export type Ask = (question: Question) => Promise<Answer>
 
 /** How long the database's own word that a statement took too long may take to arrive. */

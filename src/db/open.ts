@@ -1,14 +1,11 @@
 import { types } from 'pg'
 import type { Log } from '../log.ts'
-import { type Ask, createPool, isOutdated, type Question } from './connections.ts'
+import { type AnyRow, type Ask, createPool, isOutdated, type Question } from './connections.ts'
 import { isRetryable } from './errors.ts'
 import { createListening } from './listening.ts'
 import { startOptions } from './settings.ts'
 import { Fragment, nameOf, toStatement, type Value } from './statement.ts'
 import { readDatabaseUrl } from './url.ts'
-
-// biome-ignore lint/suspicious/noExplicitAny: what a statement returns is known where it is written
-type AnyRow = Record<string, any>
 
 /** A pool or a transaction: whatever a query runs on. Functions that query take it first. */
 export type Db = {
