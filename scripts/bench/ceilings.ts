@@ -1,6 +1,7 @@
-import { spawn } from 'node:child_process'
+import { execFile } from 'node:child_process'
 import { writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
+import { promisify } from 'node:util'
 import type { Pool } from '../../src/db/open.ts'
 import { connect } from '../../test/support/database.ts'
 import type { BenchDatabase } from './database.ts'
@@ -29,8 +30,10 @@ export async function measureCommits(
   await writeFile(script, `${INSERT} ('bench', 'bench.one', '${'x'.repeat(payloadBytes)}');\n`)
   const options = ['-n', '-M', 'prepared', '-c', clients, '-j', 2, '-T', seconds, '-f', script]
   const server = ['-h', '127.0.0.1', '-p', database.port, '-U', 'waybill', 'bench']
-  const output = await outputOf('pgbench', [...options, ...server].map(String), { PGPASSWORD: database.password })
-  const tps = /tps = ([\d.]+)/.exec(output ?? '')?.[1]
+  const env = { ...process.env, PGPASSWORD: database.password }
+  const pgbench = promisify(execFile)('pgbench', [...options, ...server].map(String), { env })
+  const { stdout } = await pgbench.catch(() => ({ stdout: '' }))
+  const tps = /tps = ([\d.]+)/.exec(stdout)?.[1]
   if (tps !== undefined) return { tool: 'pgbench', perSecond: Number(tps) }
 
   const sql = connect(database.benchUrl, clients)
@@ -64,16 +67,3 @@ export async function measureOneCommit(database: BenchDatabase, count: number, p
 
 const insert = (sql: Pool, payloadBytes: number) =>
   sql`insert into rows (tenant_id, event_type, payload) values ('bench', 'bench.one', ${'x'.repeat(payloadBytes)})`
-
-/** What a program prints; null when it is not there or fails. */
-async function outputOf(program: string, args: string[], env: Record<string, string>): Promise<string | null> {
-  const child = spawn(program, args, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'ignore'] })
-  let output = ''
-  child.stdout.setEncoding('utf8').on('data', (chunk: string) => {
-    output += chunk
-  })
-  return await new Promise((resolve) => {
-    child.once('error', () => resolve(null))
-    child.once('close', (code) => resolve(code === 0 ? output : null))
-  })
-}
