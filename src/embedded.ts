@@ -11,8 +11,7 @@ import { z } from 'zod'
 import { ConfigError } from './config.ts'
 import type { Log } from './log.ts'
 
-type EmbeddedDatabase = { url: string; adminApiKey: string; encryptionKey: string }
-
+const DIRECTORY = '.waybill'
 const DATA = 'postgres'
 const UNFINISHED = `${DATA}.`
 export const LOCAL_ONLY = ['listen_addresses=127.0.0.1', 'unix_socket_directories=']
@@ -24,36 +23,32 @@ const keysSchema = z.object({ adminApiKey: key, encryptionKey: key, databasePass
 type Keys = z.infer<typeof keysSchema>
 
 /**
- * Postgres as a child process, its data and the generated keys kept in `directory` between starts. For development and
+ * Postgres as a child process, its data and the generated keys kept in `.waybill` between starts. For development and
  * the demo: production brings its own database. What a killed run left behind (its lock, even its still running server)
  * does not stop the next start, however far it got; a run that is still alive does. Throws when the package is not installed.
  * `started` is given what stops it before it is up: a start may be interrupted.
  */
-export async function startEmbedded(
-  directory: string,
-  log: Log,
-  started: (stop: () => Promise<void>) => void,
-): Promise<EmbeddedDatabase> {
+export async function startEmbedded(log: Log, started: (stop: () => Promise<void>) => void) {
   const EmbeddedPostgres = await loadPackage()
-  await mkdir(directory, { recursive: true })
-  const ownerFile = resolve(directory, 'owner.pid')
+  await mkdir(DIRECTORY, { recursive: true })
+  const ownerFile = resolve(DIRECTORY, 'owner.pid')
   await claim(ownerFile)
-  const databaseDir = resolve(directory, DATA)
+  const databaseDir = resolve(DIRECTORY, DATA)
   await stopLeftover(databaseDir)
   const isMade = (await read(resolve(databaseDir, 'PG_VERSION'))) !== null
-  const keys = await readKeys(resolve(directory, 'keys.json'), isMade)
+  const keys = await readKeys(resolve(DIRECTORY, 'keys.json'), isMade)
   const port = await freePort()
-  await requireOpenPath(resolve(directory, '..'))
+  await requireOpenPath(resolve(DIRECTORY, '..'))
   const tell = (message: unknown) => log.debug({ message: String(message).trim() }, 'postgres')
   const serverIn = (folder: string) =>
     new EmbeddedPostgres(serverOptions({ databaseDir: folder, port, password: keys.databasePassword, tell }))
-  if (isRoot()) await chmod(directory, 0o755)
+  if (isRoot()) await chmod(DIRECTORY, 0o755)
   if (!isMade) {
     // Made under another name, then renamed. Leftovers of interrupted starts are removed, even while one is still being written.
-    for (const name of await readdir(directory))
+    for (const name of await readdir(DIRECTORY))
       if (name.startsWith(UNFINISHED))
-        await rm(resolve(directory, name), { recursive: true, force: true, maxRetries: 20 })
-    const unfinished = resolve(directory, `${UNFINISHED}${process.pid}`)
+        await rm(resolve(DIRECTORY, name), { recursive: true, force: true, maxRetries: 20 })
+    const unfinished = resolve(DIRECTORY, `${UNFINISHED}${process.pid}`)
     await serverIn(unfinished).initialise()
     await rename(unfinished, databaseDir)
   }
@@ -71,11 +66,7 @@ export async function startEmbedded(
   await server.createDatabase('waybill').catch((error: { code?: string }) => {
     if (error.code !== DUPLICATE_DATABASE) throw error
   })
-  return {
-    url: `postgres://waybill:${keys.databasePassword}@127.0.0.1:${port}/waybill`,
-    adminApiKey: keys.adminApiKey,
-    encryptionKey: keys.encryptionKey,
-  }
+  return { ...keys, url: `postgres://waybill:${keys.databasePassword}@127.0.0.1:${port}/waybill` }
 }
 
 /** A Postgres as the package is to make and start it, with these `settings`. `tell` is given what it writes. */

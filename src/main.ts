@@ -85,7 +85,7 @@ async function openDatabase(config: Config, log: Log, closers: Closers): Promise
       encryptionKeys: config.ENCRYPTION_KEY ?? [],
     }
   }
-  const embedded = await startEmbedded('.waybill', log, (stop) => closers.add('embedded Postgres', stop))
+  const embedded = await startEmbedded(log, (stop) => closers.add('embedded Postgres', stop))
   if (!config.ADMIN_API_KEY)
     process.stderr.write(`Embedded Postgres in .waybill/. Admin key: ${embedded.adminApiKey}\n`)
   return {

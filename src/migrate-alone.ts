@@ -11,7 +11,7 @@ try {
   const log = createLog(config.LOG_LEVEL)
   const stops: (() => Promise<void>)[] = []
   try {
-    const given = config.DATABASE_URL ?? (await startEmbedded('.waybill', log, (stop) => stops.push(stop))).url
+    const given = config.DATABASE_URL ?? (await startEmbedded(log, (stop) => stops.push(stop))).url
     const url = await untilReachable(given, log)
     await migrate(url, log, queueSettings(config))
     log.info('migrate.done')
