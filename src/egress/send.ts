@@ -89,7 +89,16 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
     const startedAt = performance.now()
     if (interruption) return Promise.reject(interruption)
     const target = targets.memo(url)
-    if (target === 'blocked') return Promise.resolve(failedAtOnce(startedAt, failure('blocked_destination')))
+    if (target === 'blocked') {
+      const nothing = {
+        durationMs: 0,
+        statusCode: null,
+        responseBody: null,
+        responseTruncated: false,
+        retryAfter: null,
+      }
+      return Promise.resolve({ startedAt, ...nothing, ...failure('blocked_destination') })
+    }
     const { origin, path } = target
     const options: Dispatcher.DispatchOptions = { path, method: 'POST', headers, body }
 
@@ -201,16 +210,4 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
 function judgeStatus(statusCode: number): Failure | null {
   if (statusCode >= 200 && statusCode < 300) return null
   return failure(statusCode >= 300 && statusCode < 400 ? 'redirect' : 'http_status')
-}
-
-function failedAtOnce(startedAt: number, problem: Failure): Outcome {
-  return {
-    startedAt,
-    durationMs: 0,
-    statusCode: null,
-    ...problem,
-    responseBody: null,
-    responseTruncated: false,
-    retryAfter: null,
-  }
 }
