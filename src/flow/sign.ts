@@ -17,12 +17,10 @@ export type Signing = {
  */
 export function createSigner(prefix: string): (attempt: Signing) => Record<string, string> {
   // Made once: an object whose names are new strings each time costs as much as the signature.
-  const [eventIdName, deliveryIdName, timestampName, signatureName] = [
-    `${prefix}-event-id`,
-    `${prefix}-delivery-id`,
-    `${prefix}-timestamp`,
-    `${prefix}-signature`,
-  ]
+  const eventIdName = `${prefix}-event-id`
+  const deliveryIdName = `${prefix}-delivery-id`
+  const timestampName = `${prefix}-timestamp`
+  const signatureName = `${prefix}-signature`
   return ({ eventId, deliveryId, timestampSeconds, body, secrets }) => {
     const timestamp = String(timestampSeconds)
     const signature = secrets.map((secret) => sign(secret, `${eventId}.${timestamp}.${body}`)).join(' ')
