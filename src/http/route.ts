@@ -68,7 +68,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
   function mount(
     route: RouteConfig,
     key: 'apiKey' | 'adminKey' | null,
-    handle: (c: Context<Env>) => Promise<Response>,
+    handle: (c: Context<Env>) => Promise<Response> | Response,
   ) {
     app.openAPIRegistry.registerPath({ ...route, security: key ? [{ [key]: [] }] : [] })
     app.on([route.method], [route.path.replaceAll(/{(.+?)}/g, ':$1')], handle)
@@ -76,9 +76,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
 
   return {
     /** A route that needs no key. */
-    open(route: RouteConfig, handler: (c: Context<Env>) => Promise<Response> | Response) {
-      mount(route, null, async (c) => await handler(c))
-    },
+    open: (route: RouteConfig, handle: (c: Context<Env>) => Promise<Response> | Response) => mount(route, null, handle),
 
     /** A route for the operator's key. `takesLong`: it has no deadline, since it does as much work as there is. */
     admin<R extends RouteConfig>(
@@ -153,7 +151,7 @@ async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPa
   const schema = content && 'schema' in content ? content.schema : undefined
   const json = schema && (await readJson(c, maxPayloadBytes).catch((error) => void problems.push(...problemsOf(error))))
   const parsedBody = json && parse(schema, json.value, '')
-  if (problems.length > 0) throw refusal(problems)
+  if (problems.length > 0) throw invalidRequest(problems)
   return { ...input, body: parsedBody, text: json?.text ?? '' } as Input<R>
 }
 
@@ -181,7 +179,7 @@ const readHeaders = (c: Context<Env>, schema: z.ZodObject) =>
   Object.fromEntries(Object.keys(schema.shape).map((name) => [name, c.env.incoming.headers[name]]))
 
 /** A schema can raise an error of its own with `params: { error }` (the URL rules do); any other is an invalid request. */
-function refusal(problems: (FieldProblem & { error?: 'invalid_url' })[]): AppError {
+function invalidRequest(problems: (FieldProblem & { error?: 'invalid_url' })[]): AppError {
   const [only] = problems
   if (problems.length === 1 && only?.error) return new AppError(only.error, only.message)
   return new AppError(
