@@ -1,5 +1,5 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
-import { Server as NetServer, type Socket } from 'node:net'
+import { type AddressInfo, Server as NetServer, type Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
 import { Answer, requestIdOf } from './answer.ts'
@@ -187,9 +187,8 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     server.listen(port, hostname, () => resolve())
   })
   server.removeAllListeners('error')
-  const address = server.address()
   return {
-    port: typeof address === 'object' && address !== null ? address.port : port,
+    port: (server.address() as AddressInfo).port,
     close: (graceMs) =>
       new Promise((resolve) => {
         const cut = (isOver: (socket: Duplex, connection: Connection) => boolean) => {
