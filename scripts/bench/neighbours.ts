@@ -1,10 +1,11 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Pool } from '../../src/db/open.ts'
 import { connect } from '../../test/support/database.ts'
+import { waitFor } from '../../test/support/wait.ts'
 import type { Behaviour } from './crowd.ts'
 import { holdMany } from './held.ts'
 import type { Helper } from './helper.ts'
-import { type Bench, createTenant, type Times, times } from './parts.ts'
+import { type Bench, createTenant, PATIENCE, type Times, times } from './parts.ts'
 
 // Whether anybody waits for someone else's broken endpoint: tenant B and tenant A's own healthy endpoint, each with 20
 // events a second, while something is wrong with another endpoint of A.
@@ -120,10 +121,8 @@ export async function measureNeighbours(
   scenarios.push(await watch('an outage, 5,000 deliveries'))
   await helpers.crowd.ask('behave', { port, behaviour: { kind: 'answer', status: 200, delayMs: 5 } })
   const watching = watch('the herd after an outage, 5,000 waiting')
-  for (const deadline = Date.now() + 120_000; ((await helpers.crowd.ask('look', port))?.requests ?? 0) < 5000; ) {
-    if (Date.now() > deadline) throw new Error('the backlog of the outage was not delivered')
-    await sleep(100)
-  }
+  const delivered = async () => ((await helpers.crowd.ask('look', port))?.requests ?? 0) >= 5000
+  await waitFor(delivered, { ...PATIENCE, what: 'the backlog of the outage to be delivered' })
   scenarios.push(await watching)
   const outage = herd((await helpers.crowd.ask('look', port)) ?? { mostInFlight: 0, per100Ms: [] })
 
@@ -182,15 +181,15 @@ function herd({ mostInFlight, per100Ms }: { mostInFlight: number; per100Ms: numb
 }
 
 async function untilHeld(sql: Pool, endpointId: string): Promise<void> {
-  for (let tries = 0; tries < 600; tries++) {
-    const rows =
-      await sql`select from waybill.endpoint_stats where endpoint_id = ${endpointId} and retrying + pending = held`
-    if (rows.length > 0) return
+  const isHeld = async () => {
     await sql`update pgboss.job set start_after = now(), priority = waybill.retry_priority(now())
       where name = 'deliveries' and state < 'active' and start_after > now()`
-    await sleep(200)
+    return (
+      (await sql`select from waybill.endpoint_stats where endpoint_id = ${endpointId} and retrying + pending = held`)
+        .length > 0
+    )
   }
-  throw new Error('its deliveries are not held after two minutes')
+  await waitFor(isHeld, { ...PATIENCE, what: 'its deliveries to be held' })
 }
 
 export function printNeighbours({ baseline, scenarios, outage, shares }: Neighbours): void {

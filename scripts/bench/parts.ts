@@ -1,4 +1,4 @@
-import { setTimeout as sleep } from 'node:timers/promises'
+import { waitFor } from '../../test/support/wait.ts'
 import { createClient } from '../demo/client.ts'
 import { makeTable, measureCommits, measureOneCommit } from './ceilings.ts'
 import { type Cost, countCost, type Measured } from './cost.ts'
@@ -11,6 +11,7 @@ const PAYLOAD_BYTES = 250
 const FANOUT = 10
 const TENANTS = 1000
 const STEADY_RATE = 500
+export const PATIENCE = { timeoutMs: 120_000, intervalMs: 100 }
 
 export type Bench = Measured & {
   /** Of the receiver, in plain HTTP. */
@@ -329,17 +330,11 @@ async function publish(bench: Bench, wanted: Wanted): Promise<LoadResult> {
 }
 
 async function untilReceived({ receiver }: Bench, deliveries: number): Promise<void> {
-  await poll('all deliveries to arrive', async () => (await receiver.ask('count', null)) >= deliveries)
+  const arrived = async () => (await receiver.ask('count', null)) >= deliveries
+  await waitFor(arrived, { ...PATIENCE, what: 'all deliveries to arrive' })
 }
 
 /** The last receipt comes before its record. */
 async function untilRecorded({ database }: Bench): Promise<void> {
-  await poll('all attempts to be recorded', async () => (await database.queued()) === 0)
-}
-
-async function poll(what: string, check: () => Promise<boolean>): Promise<void> {
-  for (const deadline = Date.now() + 120_000; !(await check()); ) {
-    if (Date.now() > deadline) throw new Error(`waited too long for ${what}`)
-    await sleep(100)
-  }
+  await waitFor(async () => (await database.queued()) === 0, { ...PATIENCE, what: 'all attempts to be recorded' })
 }
