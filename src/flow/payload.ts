@@ -22,7 +22,6 @@ type Row = {
   signing_secret: string
   previous_secret: string | null
 }
-type Loaded = { claim: Claim; payload: string }
 
 /** Runs `work`, which makes the claim's request, with the claim brought up to date and its payload. */
 export type WithPayload = <Result>(
@@ -41,7 +40,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
   // Counted, not weighed.
   const loads = createRoom(LOADS_AT_ONCE, { maxWaitMs: LOAD_PATIENCE_MS, refusal })
 
-  async function load(claim: Claim): Promise<Loaded | null> {
+  async function load(claim: Claim): Promise<Row> {
     const [row] = await unless(
       closing,
       pool<Row[]>`
@@ -53,8 +52,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
     )
     // There always is one: retention keeps the event of an unfinished delivery, and endpoints are never deleted.
     if (row === undefined) throw new Error('the event is gone')
-    if (!row.is_active) return null
-    return { claim: { ...claim, url: row.url, secrets: secretsOf(row) }, payload: row.payload }
+    return row
   }
 
   const loadInTurn = (claim: Claim) =>
@@ -74,9 +72,9 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
       claim.tenantId,
       claim.payloadBytes,
       async () => {
-        const loaded = await loadInTurn(claim)
-        if (loaded === null) throw new PayloadLate('the endpoint is inactive')
-        return await work(loaded.claim, loaded.payload)
+        const row = await loadInTurn(claim)
+        if (!row.is_active) throw new PayloadLate('the endpoint is inactive')
+        return await work({ ...claim, url: row.url, secrets: secretsOf(row) }, row.payload)
       },
       closing,
     )
