@@ -21,17 +21,10 @@ const NONE: Endpoint = { tenant_id: '', endpoint_id: '00000000-0000-0000-0000-00
  * backup combines two moments) is held, and so comes back with the retries that it had left. One process does it at a time, from
  * endpoint to endpoint, so that it gets through however long the queue is.
  */
-export function startSweep({
-  pool,
-  log,
-  longestWaitSeconds,
-}: {
-  pool: Pool
-  log: Log
-  longestWaitSeconds: number
-}): Loop {
+export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: number }): Loop {
+  const { pool, log } = deps
   let last = NONE
-  const mendClock = createClockMender(pool, longestWaitSeconds)
+  const mendClock = createClockMender(pool, deps.longestWaitSeconds)
   return startLoop({
     name: 'sweep',
     idleMs: SWEEP_MS,
