@@ -53,7 +53,8 @@ begin
   ), counted as (
     insert into waybill.attempt_counts as c (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
     select tenant_id, endpoint_id, date_trunc('hour', now(), 'utc'),
-      case when retry_state = 'succeeded' or status_code not between 200 and 299 then status_code else 0 end, count(*),
+      -- Negative where a 2xx broke off, which is no success; 0 where there was no response.
+      coalesce(case when retry_state <> 'succeeded' and status_code between 200 and 299 then -status_code else status_code end, 0), count(*),
       count(*) filter (where attempt_number > 1), sum(duration_ms)
     from made group by 1, 2, 3, 4 order by 1, 2, 3, 4
     on conflict (tenant_id, endpoint_id, hour, status_code) do update set

@@ -25,7 +25,7 @@ const getMetrics = createRoute({
             .object({ pending: count, retrying: count, delivered: count, dead_lettered: count })
             .openapi({ example: { pending: 0, retrying: 1, delivered: 41, dead_lettered: 0 } }),
           attempts_by_status_code: z.record(z.string(), count).openapi({
-            description: 'Keys are status codes; `none` for no response, or a 2xx that broke off.',
+            description: 'Keys are status codes; `none` for no response.',
             example: { '200': 41, '503': 2, none: 1 },
           }),
           held_count: count.openapi({
@@ -64,8 +64,8 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
           coalesce(sum(held), 0)::float8 as held
         from waybill.endpoint_stats where tenant_id = ${tenantId}`
       const attempts = await sql<Attempts[]>`
-        select status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
-        from waybill.attempt_counts where tenant_id = ${tenantId} group by status_code order by status_code`
+        select abs(status_code) as status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
+        from waybill.attempt_counts where tenant_id = ${tenantId} group by 1 order by 1`
       const [endpoints] = await sql<{ total: number; active: number }[]>`
         select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`
       // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or it is ordered and an

@@ -244,7 +244,7 @@ test('a 2xx that the receiver breaks off is a failure in every number', async (t
   assert.deepEqual([success_rate, failure_rate, recent_status_codes, last_success_at], [0, 1, [200, 200], null])
   assert.equal(mean_duration_ms, null)
   const { body } = await owner.call('GET', '/v1/metrics/summary')
-  assert.deepEqual(body.attempts_by_status_code, { none: 2 })
+  assert.deepEqual(body.attempts_by_status_code, { 200: 2 })
 })
 
 /** Makes all that the tenant has `days` older, as if time had passed: ids carry it. */
