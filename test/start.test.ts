@@ -23,6 +23,7 @@ import {
   startService,
   testEnvironment,
 } from './support/service.ts'
+import { verifyStandard } from './support/verify.ts'
 import { waitFor } from './support/wait.ts'
 
 const NOWHERE = 'postgres://waybill:hunter2@127.0.0.1:1/none'
@@ -353,6 +354,42 @@ suite('starting', { concurrency: 3 }, () => {
       select current_setting('transaction_isolation') as isolation, current_setting('array_nulls') as nulls,
         current_setting('lock_timeout') as waits, current_setting('idle_session_timeout') as idles`
     assert.deepEqual({ ...settings }, { isolation: 'read committed', nulls: 'on', waits: '0', idles: '0' })
+  })
+
+  test('nor what names in statements mean, how numbers arrive, or how functions judge themselves', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t, { template: null })
+    const name = new URL(databaseUrl).pathname.slice(1)
+    await sql.text(`create schema oracle; create domain oracle.date as timestamp(0)`)
+    await sql.text(`alter database ${name} set search_path = oracle, public, pg_catalog`)
+    await sql.text(`alter database ${name} set extra_float_digits = -15`)
+    await sql.text(`alter database ${name} set plpgsql.extra_errors = 'all'`)
+    const receiver = await startReceiver(t)
+    const service = await startService(t, { databaseUrl })
+    const tenant = await createTenant(service)
+    const { signing_secret } = await tenant.createEndpoint(receiver.url('/hook'))
+    await tenant.createEndpoint(receiver.url('/other'))
+    await tenant.publish()
+    await receiver.until(2)
+    verifyStandard(receiver.at('/hook')[0]!, signing_secret)
+  })
+
+  test('casts that a database has been given do not keep deliveries from being held', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t, { template: null })
+    await sql.text(
+      `create cast (int as text) with inout as implicit; create cast (uuid as text) with inout as implicit`,
+    )
+    const receiver = await startReceiver(t)
+    receiver.script('/hook', () => new Promise((resolve) => setTimeout(resolve, 20, 200)))
+    const service = await startService(t, { databaseUrl, env: { ENDPOINT_CONCURRENCY: '1' } })
+    const tenant = await createTenant(service)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    await Promise.all(Array.from({ length: 100 }, () => tenant.publish()))
+    await settled(sql)
+    assert.equal(receiver.receipts.length, 100)
+    assert.deepEqual(
+      service.logs.filter(({ msg }) => msg === 'hold.waiting'),
+      [],
+    )
   })
 
   test('a role whose transactions may not last long is served all the same, from the first migration on', async (t) => {

@@ -30,7 +30,7 @@ returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$
 declare
-  fences constant text[] := array(select coalesce(bundle, id) || ':' || n from unnest(deliveries, bundles, retry_counts) as c (id, bundle, n));
+  fences constant text[] := array(select coalesce(bundle, id)::text || ':' || n::text from unnest(deliveries, bundles, retry_counts) as c (id, bundle, n));
   finished constant uuid[] := waybill.finish_claims(deliveries, fences);
   sorted constant uuid[] := array(select id from unnest(finished) as f (id) order by id);
   held_tenants text[];

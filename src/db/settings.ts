@@ -1,11 +1,14 @@
 /**
- * What our statements and pg-boss's rely on, whatever server, database or role are set to: what texts and lists in statements
- * mean (lists may have nulls), that batches that meet wait for each other instead of failing, and that only we end a wait, a
- * statement or an idle connection.
+ * What our statements and pg-boss's rely on, whatever server, database or role are set to: what texts, lists and names in
+ * statements mean (lists may have nulls; all names but Postgres's own have their schema), that numbers arrive as they are, that
+ * batches that meet wait for each other instead of failing, and that only we end a wait, a statement or an idle connection.
  */
 const ALWAYS = {
   standard_conforming_strings: 'on',
   array_nulls: 'on',
+  search_path: 'public',
+  extra_float_digits: 1,
+  'plpgsql.extra_errors': 'none',
   default_transaction_isolation: 'read committed',
   statement_timeout: 0,
   lock_timeout: 0,
