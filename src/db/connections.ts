@@ -17,6 +17,8 @@ const GRACE_MS = 500
  * SQLSTATE is no answer. A connection that is read-only (25006) stays so even when the database no longer is.
  */
 const ENDS = /^($|08|57P|25P0[34]|25006)/
+/** If one of these fails, as when it is cancelled, the connection may still be in its transaction. */
+const ENDINGS = ['commit', 'rollback']
 /** The database, or the role, has no connection left to give. */
 const FULL = '53300'
 /** For how long a pool then makes do with the connections that it has. */
@@ -126,7 +128,7 @@ export function createPool(
           try {
             return await answer(client, question)
           } catch (error) {
-            isLost ||= endsConnection(error) || isOutdated(error)
+            isLost ||= endsConnection(error) || isOutdated(error) || ENDINGS.includes(question.text)
             // Its stack shows where the answer was read; this shows where the question was asked.
             Error.captureStackTrace(error as Error)
             throw error
