@@ -47,12 +47,12 @@ export async function assertBooks(sql: Pool): Promise<void> {
     from waybill.deliveries d left join waybill.attempts a using (tenant_id, delivery_id) group by 1, 2
     having count(a.attempt_number) <> d.attempt_count or max(a.attempt_number) <> d.attempt_count`
   assert.deepEqual([...gaps], [], 'attempts are numbered without a gap')
-  // A 2xx that broke off counts as no response.
+  // A 2xx that broke off is counted under its code, negative.
   const miscounted = await sql`
     select * from (
       select endpoint_id, status_code, sum(attempts)::int as attempts, sum(retries)::int as retries from waybill.attempt_counts group by 1, 2
     ) c full join (
-      select endpoint_id, case when retry_state = 'succeeded' or status_code not between 200 and 299 then status_code else 0 end as status_code,
+      select endpoint_id, case when retry_state <> 'succeeded' and status_code between 200 and 299 then -status_code else coalesce(status_code, 0) end as status_code,
         count(*)::int as attempts, count(*) filter (where attempt_number > 1)::int as retries
       from waybill.attempts group by 1, 2
     ) a using (endpoint_id, status_code) where (c.attempts, c.retries) is distinct from (a.attempts, a.retries)`
