@@ -8,6 +8,7 @@ import { promisify } from 'node:util'
 import type { Pool } from '../src/db/open.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
+import { readVersion } from '../src/version.ts'
 import { connect, createDatabase, QUEUE } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
 import { assertBooks, settled } from './support/lanes.ts'
@@ -194,6 +195,14 @@ suite('functions', { concurrency: true }, () => {
     }
   })
 
+  test('that differ from those released last have a version of their own', async (t) => {
+    const git = async (...args: string[]) => (await promisify(execFile)('git', args, { cwd: ROOT })).stdout
+    const released = await git('log', '-1', '--format=%H', '-G"version": ', '--', 'package.json').catch(() => '')
+    if (released === '') return t.skip('there is no history')
+    const same = JSON.parse(await git('show', `${released.trim()}:package.json`)).version === (await readVersion())
+    if (same) assert.equal(await git('diff', '--stat', released.trim(), '--', 'sql/functions'), '')
+  })
+
   test('of a later version are left alone by a start', async (t) => {
     const { url, sql } = await withOthers(t, [999, 0, 0])
     await migrate(url, createLog('silent'), QUEUE)
@@ -334,9 +343,11 @@ async function versionBefore(t: TestContext): Promise<string | null> {
   const run = promisify(execFile)
   const archive = join(directory, 'before.tar')
   try {
-    const args = ['log', '-1', '--format=%H~', '-G"version": ', '--', 'package.json']
-    const { stdout: commit } = await run('git', args, { cwd: ROOT })
-    await run('git', ['archive', '-o', archive, commit.trim(), 'src', 'sql', 'package.json'], { cwd: ROOT })
+    // As it was when it got its number: the last commit before this version has all of this one but the number.
+    const args = ['log', '-2', '--format=%H', '-G"version": ', '--', 'package.json']
+    const { stdout: commits } = await run('git', args, { cwd: ROOT })
+    const before = commits.split('\n')[1] ?? ''
+    await run('git', ['archive', '-o', archive, before, 'src', 'sql', 'package.json'], { cwd: ROOT })
   } catch {
     return null
   }
