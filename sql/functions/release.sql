@@ -128,21 +128,24 @@ end $$;
 
 -- Makes the one delivery of an ordered endpoint that waits for its retry, and for which all others wait, due now. One that is made
 -- ordered may have many that do: of more than can be moved in the time of a request, the others keep their time.
-create or replace function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language sql
--- One look-up for each: taking them for millions, the planner would read all deliveries of every day.
+create or replace function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
-  with waiting as (
-    select tenant_id, delivery_id from waybill.deliveries d join waybill.endpoints e using (tenant_id, endpoint_id)
+declare
+  waiting constant uuid[] := array(
+    select delivery_id from waybill.deliveries d join waybill.endpoints e using (tenant_id, endpoint_id)
     where tenant_id = tenant and endpoint_id = endpoint and e.ordered and not d.held and d.status in ('pending', 'retrying')
-    order by d.delivery_id limit 10000
-  ), hurried as (
-    update pgboss.job j set start_after = now(), priority = greatest(j.priority, waybill.retry_priority(now()))
-    from waiting w where j.name = 'deliveries' and j.id = w.delivery_id and j.state < 'active' and j.start_after > now()
-    returning w.tenant_id, w.delivery_id
-  ), shown as (
-    update waybill.deliveries d set next_attempt_at = now(), updated_at = now()
-    from hurried h where d.tenant_id = h.tenant_id and d.delivery_id = h.delivery_id returning 1
+    order by d.delivery_id limit 10000);
+  hurried uuid[];
+begin
+  -- By lists, not by joins: with the statistics of an emptier queue, a join would go through all of them for each.
+  with moved as (
+    update pgboss.job set start_after = now(), priority = greatest(priority, waybill.retry_priority(now()))
+    where name = 'deliveries' and id = any(waiting) and state < 'active' and start_after > now() returning id
   )
-  select pg_notify('waybill_due', 'retry') from shown
-$$;
+  select array_agg(id order by id) into hurried from moved;
+  if hurried is null then return; end if;
+  update waybill.deliveries set next_attempt_at = now(), updated_at = now()
+  where tenant_id = tenant and delivery_id = any(hurried) and delivery_id between hurried[1] and hurried[cardinality(hurried)];
+  perform pg_notify('waybill_due', 'retry');
+end $$;
