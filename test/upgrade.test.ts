@@ -196,11 +196,10 @@ suite('functions', { concurrency: true }, () => {
   })
 
   test('that differ from those released last have a version of their own', async (t) => {
-    const git = async (...args: string[]) => (await promisify(execFile)('git', args, { cwd: ROOT })).stdout
-    const released = await git('log', '-1', '--format=%H', '-G"version": ', '--', 'package.json').catch(() => '')
-    if (released === '') return t.skip('there is no history')
-    const same = JSON.parse(await git('show', `${released.trim()}:package.json`)).version === (await readVersion())
-    if (same) assert.equal(await git('diff', '--stat', released.trim(), '--', 'sql/functions'), '')
+    const [released] = await releases()
+    if (released === undefined) return t.skip('there is no history')
+    const same = JSON.parse(await git('show', `${released}:package.json`)).version === (await readVersion())
+    if (same) assert.equal(await git('diff', '--stat', released, '--', 'sql/functions'), '')
   })
 
   test('of a later version are left alone by a start', async (t) => {
@@ -337,20 +336,21 @@ async function schemaOf(sql: Pool) {
   return { columns: [...columns], indexes: [...indexes], functions: [...functions], files: [...files] }
 }
 
-/** The main file of the version before, taken from the history; null where there is none, as in a shallow clone. */
+const run = promisify(execFile)
+const git = async (...args: string[]) => (await run('git', args, { cwd: ROOT })).stdout
+
+/** The commits that gave the program its numbers, newest first; none without a history, and few in a shallow clone. */
+const releases = async () =>
+  (await git('log', '--format=%H', '-G"version": ', '--', 'package.json').catch(() => '')).split('\n').filter(Boolean)
+
+/** The main file of the version before, taken from the history; null where it is not there. */
 async function versionBefore(t: TestContext): Promise<string | null> {
+  // As it was when it got its number: the last commit before this version has all of this one but the number.
+  const [, before] = await releases()
+  if (before === undefined) return null
   const directory = await createDirectory(t)
-  const run = promisify(execFile)
   const archive = join(directory, 'before.tar')
-  try {
-    // As it was when it got its number: the last commit before this version has all of this one but the number.
-    const args = ['log', '-2', '--format=%H', '-G"version": ', '--', 'package.json']
-    const { stdout: commits } = await run('git', args, { cwd: ROOT })
-    const before = commits.split('\n')[1] ?? ''
-    await run('git', ['archive', '-o', archive, before, 'src', 'sql', 'package.json'], { cwd: ROOT })
-  } catch {
-    return null
-  }
+  await git('archive', '-o', archive, before, 'src', 'sql', 'package.json')
   await run('tar', ['-xf', archive, '-C', directory])
   await symlink(join(ROOT, 'node_modules'), join(directory, 'node_modules'))
   return join(directory, 'src/main.ts')

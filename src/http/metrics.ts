@@ -63,6 +63,7 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
           coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered,
           coalesce(sum(held), 0)::float8 as held
         from waybill.endpoint_stats where tenant_id = ${tenantId}`
+      // A 2xx that broke off is counted under its negative code.
       const attempts = await sql<Attempts[]>`
         select abs(status_code) as status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
         from waybill.attempt_counts where tenant_id = ${tenantId} group by 1 order by 1`

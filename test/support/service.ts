@@ -44,7 +44,7 @@ export const COMPILED = 'NODE_COMPILE_CACHE'
 type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: string; main?: string; flags?: string[] }
 
 /**
- * Runs the real program with nothing of our own environment but PATH and that. It is killed after the test, if it still
+ * Runs the real program with nothing of our own environment but PATH and COMPILED. It is killed after the test, if it still
  * runs. A test that has failed shows what it complained of.
  */
 export function runProgram(
