@@ -38,6 +38,8 @@ export function createPool(
   const idle = new Set<Client>()
   /** Those of the pool that are open. */
   const open = new Set<Client>()
+  /** Those that lead to a standby. */
+  const standbys = new Set<Client>()
   /** Each refuses one who is still waiting for a connection. */
   const waiting = new Set<(error: Error) => void>()
   let closed: Promise<unknown> | undefined
@@ -48,12 +50,15 @@ export function createPool(
       super({ ...more, ...config })
       connections.add(this)
       this.on('end', () => {
-        for (const clients of [connections, idle, open]) clients.delete(this)
+        for (const clients of [connections, idle, open, standbys]) clients.delete(this)
       })
       // Nothing to do: what was asked of it fails as well.
       this.on('error', () => {})
       // A login that fails on this side would leave it open, and a process of the server waiting for a minute.
       this.connection.on('error', () => this.connection.stream.destroy())
+      this.connection.on('parameterStatus', ({ parameterName, parameterValue }) => {
+        if (parameterName === 'in_hot_standby') standbys[parameterValue === 'on' ? 'add' : 'delete'](this)
+      })
       this.on('notice', ({ code, message }) =>
         log[code?.startsWith('01') ? 'warn' : 'debug']({ notice: message }, 'database.notice'),
       )
@@ -135,7 +140,8 @@ export function createPool(
           }
         })
       } finally {
-        client.release(isLost)
+        // The address may lead to the primary by now; this would read what was true a while ago, and publish nothing.
+        client.release(isLost || standbys.has(client))
       }
     },
     /** Opens a connection for its caller to keep. */

@@ -11,9 +11,10 @@ const START_PAUSE_MS = 500
 const PASSING = ['57P03', '57P01', '53300']
 
 /**
- * Resolves when the database answers, so that it does not matter which of the two starts first. Throws its error if it refuses
- * (wrong password, no such database), and the last failure if it cannot be reached for a minute. Returns the address to use from
- * then on: where the server can end transactions that take long, it asks it not to (earlier ones refuse a setting they do not know).
+ * Resolves when the database answers, and is no standby, so that it does not matter which of the two starts first. Throws its
+ * error if it refuses (wrong password, no such database), and the last failure if it cannot be reached for a minute. Returns the
+ * address to use from then on: where the server can end transactions that take long, it asks it not to (earlier ones refuse a
+ * setting they do not know).
  */
 export async function untilReachable(url: string, log: Log): Promise<string> {
   const until = performance.now() + START_PATIENCE_MS
@@ -21,8 +22,9 @@ export async function untilReachable(url: string, log: Log): Promise<string> {
     const pool = openDb(url, { log, name: 'waybill start', max: 1 })
     try {
       const [server] = await pool<
-        { ends: string | null }[]
-      >`select current_setting('transaction_timeout', true) as ends`
+        { ends: string | null; standby: boolean }[]
+      >`select current_setting('transaction_timeout', true) as ends, pg_is_in_recovery() as standby`
+      if (server?.standby) throw new Error('the database is a standby, which only reads')
       return server?.ends ? withOption(url, '-c transaction_timeout=0') : url
     } catch (error) {
       // The driver's own words, as when a password is asked for and there is none.

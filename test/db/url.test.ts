@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { chown, stat, writeFile } from 'node:fs/promises'
+import { chown, rm, stat, writeFile } from 'node:fs/promises'
 import { userInfo } from 'node:os'
 import { join } from 'node:path'
 import { suite, type TestContext, test } from 'node:test'
@@ -31,6 +31,16 @@ const readings: [url: string, read: object][] = [
     { host: 'h', port: 5432, database: 'd', user: 'u', ssl: { rejectUnauthorized: false }, options: '' },
   ],
   ['postgres://u@h/d?sslmode=verify-full', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: {}, options: '' }],
+  [
+    'postgres://u@h/a%2Fb%23c%3Fd%40e%26f%2Bg%20%25',
+    { host: 'h', port: 5432, database: 'a/b#c?d@e&f+g %', user: 'u', ssl: false, options: '' },
+  ],
+  ['postgres://u@h?dbname=a%2Fb', { host: 'h', port: 5432, database: 'a/b', user: 'u', ssl: false, options: '' }],
+  [
+    'postgres:///d?host=/run/postgresql&user=u&sslmode=require',
+    { host: '/run/postgresql', port: 5432, database: 'd', user: 'u', ssl: false, options: '' },
+  ],
+  ['postgres://u@h/d?sslrootcert=system', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: {}, options: '' }],
   [
     'postgres://u@h/d?options=-c%20geqo%3Doff',
     { host: 'h', port: 5432, database: 'd', user: 'u', ssl: false, options: '-c geqo=off' },
@@ -82,6 +92,17 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
     assert.throws(() => readDatabaseUrl('postgres://h/d', { PGSSLMODE: 'prefer' }), /PGSSLMODE/)
   })
 
+  test('certificates that are replaced are read anew, those that are gone stay as they were', async (t) => {
+    const ca = join(await createDirectory(t), 'ca.crt')
+    await writeFile(ca, AUTHORITY)
+    const { ssl } = readDatabaseUrl(`postgres://u@h/d?sslmode=verify-full&sslrootcert=${ca}`, {})
+    assert.deepEqual({ ...(ssl as object) }, { ca: AUTHORITY })
+    await writeFile(ca, TRUSTED)
+    assert.deepEqual({ ...(ssl as object) }, { ca: TRUSTED })
+    await rm(ca)
+    assert.deepEqual({ ...(ssl as object) }, { ca: TRUSTED })
+  })
+
   test('a key that is none is refused in one sentence', async (t) => {
     const key = join(await createDirectory(t), 'client.key')
     await writeFile(key, 'nonsense')
@@ -96,6 +117,7 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
     ['sslmode=no-verify', 'sslmode (or PGSSLMODE) must be one of disable, require, verify-ca, verify-full'],
     ['sslmode=verify-ca', 'sslmode=verify-ca needs sslrootcert'],
     ['sslmode=verify-full&sslrootcert=/nowhere/ca.crt', "ENOENT: no such file or directory, open '/nowhere/ca.crt'"],
+    ['sslMode=require', 'sslMode must be written sslmode'],
     ['ssl=require', 'ssl must be true or false: for more, use sslmode'],
   ] as const)
     test(`with ${query} it ends the start, which says why`, async (t) => {
