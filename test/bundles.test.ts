@@ -101,10 +101,13 @@ suite('bundles', { concurrency: 2 }, () => {
       left.map((job) => job.priority),
       Array(6).fill(priority),
     )
+    assert.equal((await sql`select distinct created_on from pgboss.job where name = 'deliveries'`).length, 1)
     const rest = await claim({ kind: 'first', thorough: true, max: 100 })
     assert.deepEqual([rest.send.length, rest.more], [22, false])
-    const all = [...first.send, ...rest.send].map(({ deliveryId }) => deliveryId)
-    assert.equal(new Set(all).size, 32)
+    const all = [...first.send, ...rest.send]
+    assert.equal(new Set(all.map(({ deliveryId }) => deliveryId)).size, 32)
+    // As if they had not been claimed before.
+    assert.ok(all.every(({ attemptNumber }) => attemptNumber === 1))
   })
 
   test('claims at once take different deliveries, whatever their jobs hold', async (t) => {
@@ -126,6 +129,11 @@ suite('bundles', { concurrency: 2 }, () => {
       return await claim({ kind: 'first', thorough: true, max: 20 })
     })
     assert.deepEqual([claimed.send.length, claimed.more], [20, true])
+    const oldest = bundles.flatMap(({ ids }) => ids).sort()
+    assert.deepEqual(
+      claimed.send.map(({ deliveryId }) => deliveryId),
+      oldest.slice(0, 20),
+    )
     const left = (await jobs(sql)).filter(({ state }) => state === 'created')
     const whole = left.filter(({ ids }) => ids !== null)
     assert.ok(
@@ -340,6 +348,22 @@ suite('bundles', { concurrency: 2 }, () => {
     assert.deepEqual(await jobs(world.sql), [bundle])
     await world.startWorker()
     await assertDeliveredOnce(world, 5)
+  })
+
+  test('what is delivered and replayed while others of its bundle are under way is queued by itself', async (t) => {
+    const { databaseUrl, publish, claim, pool, tenant } = await start(t)
+    await publish(3)
+    const { send } = await claim({ kind: 'first', thorough: true, max: 10 })
+    const { deliveryId } = send[0] as Claim
+    await createAttempt(pool, databaseUrl)(send[0] as Claim, 200)
+    assert.equal((await tenant.call('POST', `/v1/deliveries/${deliveryId}/replay`)).status, 202)
+    assert.deepEqual(
+      (await claim({ kind: 'first', thorough: true, max: 10 })).send.map((again) => [
+        again.deliveryId,
+        again.attemptNumber,
+      ]),
+      [[deliveryId, 2]],
+    )
   })
 
   test('bundles that are deleted by hand are found missing, and their deliveries sent', async (t) => {

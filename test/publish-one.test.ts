@@ -36,7 +36,7 @@ async function stored(sql: Pool, tenant: string) {
         from pgboss.job j join about on delivery_id = j.id order by j.id) as jobs,
       array(select to_jsonb(w) - 'tenant_id' from waybill.rate_windows w where tenant_id = ${tenant}) as windows,
       array(select to_jsonb(u) - 'tenant_id' from waybill.usage u where tenant_id = ${tenant}) as usage,
-      array(select to_jsonb(s) - array['tenant_id', 'endpoint_id'] from waybill.endpoint_stats s where tenant_id = ${tenant}) as stats,
+      array(select to_jsonb(s) - array['tenant_id', 'endpoint_id'] from waybill.endpoint_stats s where tenant_id = ${tenant} order by pending, retrying) as stats,
       array(select key from waybill.idempotency_keys where tenant_id = ${tenant} order by event_id) as keys`
   return row
 }
@@ -45,6 +45,11 @@ test('a lone event is stored and answered as a batch would be', async (t) => {
   const { sql } = await createDatabase(t)
   for (const tenant of ['alone', 'batch']) await addTenant(sql, tenant)
   await sql`update waybill.queue_clock set tag = 2.5`
+  // Their turn is shared by what waits for other endpoints of theirs, and of nobody else's.
+  for (const tenant of ['alone', 'batch', 'other'])
+    await sql`
+      insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, retrying, held)
+      select ${tenant}, gen_random_uuid(), * from (values (40, 20, 0), (1000, 0, 0), (0, 70, 60), (90, 0, 90)) as waiting (pending, retrying, held)`
   for (const key of ['first', null, 'third']) {
     const [alone] = await publishOne(sql, 'alone', key)
     const [batch] = await sql`
@@ -61,8 +66,52 @@ test('a lone event is stored and answered as a batch would be', async (t) => {
     assert.ok(Math.abs(Number(window_left) - Number(batch.window_left)) <= 1)
   }
   const all = await stored(sql, 'alone')
-  assert.equal(all?.jobs?.length, 3)
+  assert.ok(all?.jobs?.length === 3)
   assert.deepEqual(all, await stored(sql, 'batch'))
+  assert.equal((all.jobs[0] as { data: { tag: number } }).data.tag, 2.5 + (60 + 64 + 10) / 64 / 64)
+})
+
+test('a window that was full refuses nobody in the next one, whichever way an event is counted', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (const tenant of ['alone', 'batch', 'early']) await addTenant(sql, tenant)
+  await sql`update waybill.endpoints set max_per_second = 1 where tenant_id = 'early'`
+  await sql`
+    insert into waybill.rate_windows select tenant_id, 'events:write', date_bin('60 seconds', now(), 'epoch') - interval '1 hour', 10 from waybill.tenants`
+  const publish = (tenant: string) => sql`
+    select outcome, rate_count, window_start > now() - interval '10 minutes' as is_new
+    from waybill.publish(array[${tenant}], array['a'], array['{}'], array[null], ${LIMITS})`
+  const [alone] = await sql`
+    select 'accepted' as outcome, rate_count, window_start > now() - interval '10 minutes' as is_new
+    from waybill.publish_one('alone', 'a', '{}', null, ${LIMITS})`
+  const all = [alone, ...(await publish('batch')), ...(await publish('early'))]
+  assert.deepEqual(
+    all.map((row) => ({ ...row })),
+    Array(3).fill({ outcome: 'accepted', rate_count: 1, is_new: true }),
+  )
+  const windows =
+    await sql`select from waybill.rate_windows where count = 1 and window_start > now() - interval '10 minutes'`
+  assert.equal(windows.length, 3)
+})
+
+test('an event that goes to too many endpoints takes no place in the month from one behind it', async (t) => {
+  const { sql } = await createDatabase(t)
+  await addTenant(sql, 'acme')
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+    select 'acme', gen_random_uuid(), 'http://y', '{wide}', '' from generate_series(1, 2)`
+  const limits = JSON.stringify({ ...NO_LIMITS, fanout: 1, monthly_events: 1 })
+  const outcomes = await sql`
+    select outcome, details ->> 'current' as current
+    from waybill.publish(array_fill('acme'::text, array[4]), array['wide', 'a', 'wide', 'a'], array_fill('{}'::text, array[4]), array_fill(null::text, array[4]), ${limits})`
+  assert.deepEqual(
+    outcomes.map(({ outcome, current }) => [outcome, current]),
+    [
+      ['fanout', '2'],
+      ['accepted', null],
+      ['fanout', '2'],
+      ['monthly_events', '1'],
+    ],
+  )
 })
 
 const ADD_STATS =
@@ -76,6 +125,9 @@ const NOT_PLAIN: Record<string, string> = {
     insert into waybill.usage values ('acme', date_trunc('month', now() at time zone 'utc'), 'events', 10)`,
   'the month’s attempts are used up': `
     insert into waybill.usage values ('acme', date_trunc('month', now() at time zone 'utc'), 'attempts', 10)`,
+  'the month’s attempts are used up by a limit of its tenant’s own': `
+    update waybill.tenants set limits = '{"monthly_attempts":3}';
+    insert into waybill.usage values ('acme', date_trunc('month', now() at time zone 'utc'), 'attempts', 3)`,
   'it may go to no endpoint': `update waybill.tenants set limits = '{"max_fanout_endpoints":0}'`,
   'no endpoint has subscribed': `update waybill.endpoints set subscribed_events = '{b}'`,
   'its endpoint is inactive': 'update waybill.endpoints set is_active = false',

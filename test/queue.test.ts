@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import type { Db, Pool } from '../src/db/open.ts'
-import { fragment } from '../src/db/statement.ts'
+import type { Db } from '../src/db/open.ts'
+import type { Log } from '../src/log.ts'
+import { createBoss } from '../src/queue.ts'
 import { createDatabase } from './support/database.ts'
-import { publishMany } from './support/lanes.ts'
-import { createTenant, startService } from './support/service.ts'
+import { NO_LIMITS } from './support/lanes.ts'
+import { queueAt, startFailing } from './support/queue.ts'
+import { waitFor } from './support/wait.ts'
 
 test('a job that publishing makes is the same row as one that pg-boss makes', async (t) => {
   const { sql } = await createDatabase(t)
@@ -134,211 +136,6 @@ test('recording reads its own deliveries, by a plan from when there were none', 
   assert.equal(delivered, some.length)
 })
 
-/** A job of each place, due now; answers with their ids. */
-async function queueAt(sql: Db, tags: number[]): Promise<string[]> {
-  const ids = tags.map(() => randomUUID())
-  await sql`select waybill.enqueue_new(${tags.map(() => 'acme')}::text[], ${ids}::uuid[], ${tags}::float8[], ${tags.map(() => false)}::boolean[], null)`
-  return ids
-}
-
-const claim = async (sql: Db, { retries = false, thorough = false } = {}) =>
-  (await sql`select delivery_id as id from waybill.claim_due(${retries}, ${thorough}, 100, 1000)`)
-    .map(({ id }) => id)
-    .sort()
-
-/** As if `seconds` had gone by since claims last noted how far they had got. */
-const letPass = (sql: Pool, seconds: number) =>
-  sql`update waybill.claim_marks set since = since - ${seconds} * interval '1 second'`
-
-test('claims start where claiming had got to some seconds ago, and what is older is found by a thorough one', async (t) => {
-  const { sql } = await createDatabase(t)
-  await queueAt(sql, [5000])
-  await claim(sql)
-  const [early] = await queueAt(sql, [4000])
-  assert.deepEqual(await claim(sql), [early], 'who queued it may have read the clock before it was set')
-  for (const tag of [6000, 6001, 6002]) {
-    await letPass(sql, 4)
-    await queueAt(sql, [tag])
-    await claim(sql)
-  }
-  const [old, , next] = await queueAt(sql, [4000, 6002, 6003])
-  assert.equal((await claim(sql)).includes(next!), true)
-  assert.deepEqual(await claim(sql), [])
-  assert.deepEqual(await claim(sql, { thorough: true }), [old])
-})
-
-test('claims of retries start there as well, and a clock that was set back hides none', async (t) => {
-  const { sql } = await createDatabase(t)
-  const retryDue = async (secondsAgo: number, db: Db = sql) => {
-    const [id] = await queueAt(db, [1])
-    await db`
-      update pgboss.job set state = 'retry', start_after = now() - interval '1 day', priority = waybill.retry_priority(now() - ${secondsAgo} * interval '1 second')
-      where id = ${id!}`
-    return id!
-  }
-  for (const secondsAgo of [3, 2, 1]) {
-    await letPass(sql, 4)
-    await retryDue(secondsAgo)
-    assert.equal((await claim(sql, { retries: true })).length, 1)
-  }
-  const [old, due] = [await retryDue(600), await retryDue(0)]
-  assert.deepEqual(await claim(sql, { retries: true }), [due])
-  assert.deepEqual(await claim(sql, { retries: true, thorough: true }), [old])
-
-  const ahead = fragment`waybill.retry_priority(now() + interval '1 hour')`
-  await sql`update waybill.claim_marks set retry = ${ahead}, old_retry = ${ahead}, next_retry = ${ahead}`
-  // At the same moment: what was due a second ago is left to a thorough one.
-  await sql.begin(async (tx) => {
-    const today = await retryDue(0, tx)
-    assert.deepEqual(await claim(tx, { retries: true }), [today])
-  })
-  const [mark] =
-    await sql`select retry > waybill.retry_priority(now() + interval '1 minute') as is_back from waybill.claim_marks`
-  assert.equal(mark?.is_back, true)
-})
-
-test('a claim of what was placed before the queue clock was set back does not set it forward again', async (t) => {
-  const { sql } = await createDatabase(t)
-  const clock = async () => (await sql<{ tag: number }[]>`select tag from waybill.queue_clock`)[0]?.tag
-  const [stray] = await queueAt(sql, [150_000_000])
-  assert.deepEqual(await claim(sql, { thorough: true }), [stray])
-  assert.equal(await clock(), 0)
-  const [honest] = await queueAt(sql, [7])
-  assert.deepEqual(await claim(sql), [honest])
-  assert.equal(await clock(), 7)
-})
-
-test('claims note how far they have got also when the last note was made by a clock that was ahead', async (t) => {
-  const { sql } = await createDatabase(t)
-  await sql`update waybill.claim_marks set since = now() + interval '1 hour'`
-  await queueAt(sql, [5000])
-  await claim(sql)
-  const [marks] = await sql`select next_tag, since <= now() as is_past from waybill.claim_marks`
-  assert.deepEqual({ ...marks }, { next_tag: 5000, is_past: true })
-})
-
-test('what is handed back, or taken from a lost worker, comes before all that waits', async (t) => {
-  const { sql } = await createDatabase(t)
-  for (const retries of [false, true]) {
-    const tags = Array.from({ length: 300 }, (_, n) => 1 + n)
-    const ids = await queueAt(sql, tags)
-    if (retries)
-      await sql`
-        update pgboss.job j set state = 'retry', start_after = now() - interval '1 day', priority = waybill.retry_priority(now() - (900 - 2 * u.n) * interval '1 second')
-        from unnest(${ids}::uuid[]) with ordinality as u (id, n) where j.id = u.id`
-    const claimed = await claim(sql, { retries })
-    const [handedBack, lost] = claimed
-    for (let turn = 0; turn < 3; turn++) await letPass(sql, 4)
-    const counts = await sql`select id, retry_count from pgboss.job where id = ${handedBack!}`
-    await sql`select waybill.unclaim(array[${handedBack!}]::uuid[], array[${counts[0]!.retry_count}]::int[])`
-    await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${lost!}`
-    await sql`select waybill.take_back('10 seconds', 3, 5, 100, false)`
-    const next = await claim(sql, { retries })
-    assert.deepEqual([next.includes(handedBack!), next.includes(lost!)], [true, true])
-    await sql`delete from pgboss.job where name = 'deliveries'`
-  }
-})
-
-test('claiming does not step over what has gone through the queue, while an old snapshot keeps it from being vacuumed', async (t) => {
-  const { sql } = await createDatabase(t)
-  const gone = 2000
-  const read = async () => {
-    await sql`select pg_stat_force_next_flush()`
-    const [row] = await sql<{ read: number }[]>`
-      select sum(idx_tup_read)::int as read from pg_stat_user_indexes where schemaname = 'pgboss' and relname like 'j%'`
-    return row!.read
-  }
-  await sql.begin(async (snapshot) => {
-    await snapshot`set transaction isolation level repeatable read`
-    await snapshot`select count(*) from waybill.tenants`
-    await queueAt(
-      sql,
-      Array.from({ length: gone }, (_, n) => n),
-    )
-    for (let rest = gone; rest > 0; rest -= 100) assert.equal((await claim(sql)).length, 100)
-    for (let turn = 0; turn < 2; turn++) {
-      await letPass(sql, 4)
-      await queueAt(sql, [gone])
-      await claim(sql)
-    }
-    await sql`delete from pgboss.job where name = 'deliveries'`
-    const [next] = await queueAt(sql, [gone])
-    const before = await read()
-    assert.deepEqual(await claim(sql), [next])
-    const taken = (await read()) - before
-    assert.ok(taken < gone / 4, `${taken} entries of the queue's indexes were read`)
-  })
-})
-
-test('saying of claims that they are alive, and taking them back, takes as long as they are many, and not its square', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
-  await tenant.createEndpoint('http://127.0.0.1:9/never')
-  // What the planner knows of a queue that is empty most of the time.
-  await sql.text('analyze')
-  const timed = async (work: () => Promise<unknown>) => {
-    const began = performance.now()
-    await work()
-    return performance.now() - began
-  }
-  const measure = async (most: number) => {
-    await publishMany(sql, tenant.tenantId, most - (await sql`select from waybill.deliveries`).length)
-    const states = async () => [
-      ...(await sql`
-        select state::text, count(*)::int as jobs, count(*) filter (where heartbeat_on > now() - interval '1 minute')::int as alive
-        from pgboss.job where name = 'deliveries' group by 1`),
-    ]
-    const loseAll = () =>
-      sql`update pgboss.job set state = 'active', started_on = now(), heartbeat_on = now() - interval '1 hour' where name = 'deliveries'`
-    await loseAll()
-    // Some bundles hold fewer than sixteen, so twice as many are asked for as there are.
-    const takingBack = await timed(async () => {
-      const lost = await sql`select due_now from waybill.take_back('10 seconds', 3, 5, ${2 * most}, true)`
-      assert.equal(lost.filter(({ due_now }) => due_now).length, most)
-    })
-    assert.deepEqual(await states(), [{ state: 'retry', jobs: most, alive: 0 }])
-    await loseAll()
-    const jobs = await sql<
-      { id: string; retry_count: number }[]
-    >`select id, retry_count from pgboss.job where name = 'deliveries'`
-    const touching = await timed(
-      () =>
-        sql`select waybill.touch(${jobs.map(({ id }) => id)}::uuid[], ${jobs.map(({ retry_count }) => retry_count)}::int[])`,
-    )
-    assert.deepEqual(await states(), [{ state: 'active', jobs: most, alive: most }])
-    return [takingBack, touching] as const
-  }
-  const few = await measure(1000)
-  const many = [await measure(8000), await measure(8000)]
-  for (const kind of [0, 1] as const) {
-    const best = Math.min(...many.map((times) => times[kind]))
-    // Eight times as long, with room for what else is going on; the square would be 64 times as long.
-    assert.ok(best < 25 * few[kind], `${few[kind]} ms, then ${best} ms`)
-  }
-})
-
-test('saying that claims are alive waits for none that is being settled', async (t) => {
-  const { sql, newSession } = await createDatabase(t)
-  const ids = [randomUUID(), randomUUID(), randomUUID()].sort()
-  await sql`select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false), null) from unnest(${ids}::uuid[]) as u (id)`
-  await sql`update pgboss.job set state = 'active', heartbeat_on = now() - interval '1 minute' where name = 'deliveries'`
-  const settling = newSession()
-  await settling`begin`
-  await settling`select from pgboss.job where name = 'deliveries' and id = ${ids[1]!} for update`
-  await sql.begin(async (tx) => {
-    await tx`set local lock_timeout = '100ms'`
-    // The last has been claimed anew since.
-    await tx`select waybill.touch(${ids}::uuid[], array[0, 0, 7])`
-  })
-  await settling`commit`
-  const touched =
-    await sql`select id from pgboss.job where name = 'deliveries' and heartbeat_on > now() - interval '30 seconds'`
-  assert.deepEqual(
-    touched.map(({ id }) => id),
-    [ids[0]],
-  )
-})
-
 test('announcing waits for nobody who has locked the counters of those who are told', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
@@ -377,36 +174,6 @@ test('announcing waits for nobody who has locked the counters of those who are t
   )
 })
 
-test('a probe that has been tried before goes before all retries that are due', async (t) => {
-  const { sql } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  const endpoint = randomUUID()
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret) values ('acme', ${endpoint}, 'http://x', array['*'], '')`
-  await sql`
-    insert into waybill.endpoint_stats (tenant_id, endpoint_id, retrying, held, breaker, next_probe_at) values ('acme', ${endpoint}, 1, 1, 'open', now())`
-  const [delivery] = await sql`
-    with e as (insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count) values ('acme', waybill.make_id(clock_timestamp()), 'a', '{}', 1) returning event_id)
-    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, held, spent_retries, attempt_count, updated_at)
-    select 'acme', waybill.make_delivery_id(event_id), event_id, ${endpoint}, 'a', 'retrying', true, 3, 4, now() from e returning delivery_id`
-  // Retries that have been due for an hour, and for half of one.
-  await sql`
-    with ids as (select gen_random_uuid() as id from generate_series(1, 300))
-    select waybill.enqueue_new(array_agg('acme'::text), array_agg(id), array_agg(1::float8), array_agg(false), null) from ids`
-  await sql`
-    update pgboss.job j set state = 'retry', priority = waybill.retry_priority(due), start_after = due
-    from (select id, now() - case when row_number() over () <= 100 then interval '1 hour' else interval '30 minutes' end as due
-          from pgboss.job where name = 'deliveries') d where j.name = 'deliveries' and j.id = d.id`
-  // Claiming has got to the second.
-  await sql`select * from waybill.claim_due(true, true, 100, 1000000)`
-  await sql`select * from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds')`
-  const claimed = await sql`select id from waybill.fetch_due(-2147483648, -1400000000, 1)`
-  assert.deepEqual(
-    claimed.map(({ id }) => id),
-    [delivery?.delivery_id],
-  )
-})
-
 test('what is announced reaches endpoints of its own tenant alone, and of these those that are active by then', async (t) => {
   const { sql } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme'), ('other', 'other')`
@@ -425,119 +192,78 @@ test('what is announced reaches endpoints of its own tenant alone, and of these 
   )
 })
 
-test('who hands a claim back late leaves alone what was taken from it and claimed again', async (t) => {
-  const { sql } = await createDatabase(t)
-  const [id] = await queueAt(sql, [1])
-  await claim(sql)
-  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where id = ${id!}`
-  await sql`select * from waybill.take_back('10 seconds', 3, 5, 10, true)`
-  assert.deepEqual(await claim(sql), [id])
-  const handBack = (retries: number) =>
-    sql`select waybill.unclaim(array[${id!}]::uuid[], array[${retries}::int])::int as n`
-  assert.deepEqual([...(await handBack(0))], [{ n: 0 }])
-  assert.deepEqual([...(await handBack(1))], [{ n: 1 }])
-})
-
-test('what waits for its retry keeps its place while the queue clock is set back, and what was left behind is gathered', async (t) => {
-  const { sql } = await createDatabase(t)
-  const [retry, stray] = await queueAt(sql, [1, 3e8])
-  await sql`
-    update pgboss.job set state = 'retry', start_after = now() + interval '1 hour', priority = waybill.retry_priority(now() + interval '1 hour') where id = ${retry!}`
-  const placeOf = async (id: string) => (await sql`select priority from pgboss.job where id = ${id}`)[0]?.priority
-  const before = await placeOf(retry!)
-  await sql`update waybill.queue_clock set tag = 2e8`
-  await sql`select waybill.rebase_queue()`
-  assert.deepEqual([await placeOf(retry!), await placeOf(stray!)], [before, -1e8])
-  await sql`select waybill.gather_strays()`
-  assert.deepEqual([await placeOf(retry!), await placeOf(stray!)], [before, 0])
-})
-
-test('a place in the month that is given back is taken off this month’s attempts, and off nothing else', async (t) => {
-  const { sql } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme'), ('other', 'other')`
-  await sql`
-    insert into waybill.usage (tenant_id, month, metric, count)
-    select tenant, date_trunc('month', now() at time zone 'utc')::date - ago * interval '1 month', metric, 5
-    from unnest(array['acme', 'other']) tenant, generate_series(0, 1) ago, unnest(array['attempts', 'events']::waybill.metered[]) metric`
-  await sql`select waybill.refund_attempts(array['acme', 'acme'])`
-  const changed = await sql<{ tenant_id: string; metric: string; is_now: boolean; count: number }[]>`
-    select tenant_id, metric, month = date_trunc('month', now() at time zone 'utc')::date as is_now, count::int from waybill.usage where count <> 5`
-  assert.deepEqual([...changed], [{ tenant_id: 'acme', metric: 'attempts', is_now: true, count: 3 }])
-  // Some of these may have been counted in the month before.
-  await sql`select waybill.refund_attempts(array_fill('acme'::text, array[4]))`
-  assert.deepEqual([...(await sql`select count::int from waybill.usage where count < 5`)], [{ count: 0 }])
-})
-
-/** An endpoint whose breaker is open, with so many deliveries; `held` says which of them are held, oldest first. */
-async function startFailing(sql: Pool, held: boolean[]) {
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  const endpoint = randomUUID()
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret) values ('acme', ${endpoint}, 'http://x', array['*'], '')`
-  const ids: string[] = []
-  for (const isHeld of held) {
-    const [row] = await sql<{ id: string }[]>`
-      with e as (insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count) values ('acme', waybill.make_id(clock_timestamp()), 'a', '{}', 1) returning event_id)
-      insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
-      select 'acme', waybill.make_delivery_id(event_id), event_id, ${endpoint}, 'a', ${isHeld}, now() from e returning delivery_id as id`
-    ids.push(row!.id)
+test('workers are told at once of whatever has come to the queue, or may be released', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [true])
+  const heard: string[] = []
+  const listener = newSession()
+  for (const channel of ['waybill_due', 'waybill_held'])
+    await listener.listen(channel, (kind) => {
+      if (kind !== null) heard.push(`${channel}:${kind}`)
+    })
+  const LIMITS = JSON.stringify(NO_LIMITS)
+  /** What is heard of a change; a notice of our own comes behind it. */
+  const tells = async (change: () => Promise<unknown>) => {
+    await change()
+    await sql`select pg_notify('waybill_due', 'end')`
+    await waitFor(() => heard.includes('waybill_due:end'))
+    return [...new Set(heard.splice(0))].filter((notice) => notice !== 'waybill_due:end')
   }
-  const queued = ids.filter((_, index) => !held[index])
-  if (queued.length > 0)
-    await sql`
-      select waybill.enqueue_new(${queued.map(() => 'acme')}::text[], ${queued}::uuid[], ${queued.map(() => 1)}::float8[], ${queued.map(() => false)}::boolean[], null)`
-  await sql`
-    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, breaker, breaker_since, next_probe_at)
-    values ('acme', ${endpoint}, ${ids.length}, ${ids.length - queued.length}, 'open', now(), now() + interval '1 hour')`
-  return { endpoint, ids }
-}
+  const setUp = (stats: string, endpoints = 'ordered = false') =>
+    sql.text(`update waybill.endpoint_stats set ${stats}; update waybill.endpoints set ${endpoints}`)
+  const release = () =>
+    sql`select * from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '1 hour')`
+  const replay = () => sql`select from waybill.replay('acme', ${ids[0]!})`
+  const inAnHour = () => sql`
+    update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where name = 'deliveries' and id = ${ids[0]!}`
 
-test('of what is put away for a failing endpoint the probe alone has the next one made soon', async (t) => {
-  const { sql } = await createDatabase(t)
-  const { endpoint, ids } = await startFailing(sql, [false, false])
-  const [other, probe] = ids as [string, string]
-  await sql`update waybill.endpoint_stats set probing = ${probe}`
-  await sql`select * from waybill.claim_due(false, true, 10, 1000)`
-  const putAway = async (id: string) => {
-    await sql`select waybill.hold_claims(array['acme'], array[${id}]::uuid[], array[${endpoint}]::uuid[], array[null]::uuid[], array[0], false)`
-    const [row] = await sql`
-      select held::int, probing, next_probe_at < now() + interval '10 seconds' as is_soon from waybill.endpoint_stats`
-    return { ...row }
-  }
-  assert.deepEqual(await putAway(other), { held: 1, probing: probe, is_soon: false })
-  assert.deepEqual(await putAway(probe), { held: 2, probing: probe, is_soon: true })
+  assert.deepEqual(
+    await tells(() => sql`select from waybill.publish(array['acme'], array['a'], array['{}'], array[null], ${LIMITS})`),
+    ['waybill_held:'],
+  )
+  assert.deepEqual(await tells(replay), ['waybill_held:'], 'the next probe')
+  await setUp("breaker = 'closed', probing = null")
+  assert.deepEqual(await tells(release), ['waybill_due:'])
+  assert.deepEqual(
+    await tells(() => sql`select from waybill.publish(array['acme'], array['a'], array['{}'], array[null], ${LIMITS})`),
+    ['waybill_due:'],
+  )
+  assert.deepEqual(await tells(() => sql`select from waybill.publish_one('acme', 'a', '{}', null, ${LIMITS})`), [
+    'waybill_due:',
+  ])
+  await inAnHour()
+  assert.deepEqual(await tells(replay), ['waybill_due:retry'])
+  await inAnHour()
+  await setUp("breaker = 'closed'", 'ordered = true')
+  assert.deepEqual(await tells(() => sql`select waybill.hurry_ordered('acme', ${endpoint})`), ['waybill_due:retry'])
+  await setUp("breaker = 'closed'")
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  assert.deepEqual(await tells(replay), ['waybill_held:'], 'a lost job')
+  await sql`update waybill.deliveries set spent_retries = 1 where held`
+  assert.deepEqual(await tells(release), ['waybill_due:retry'])
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql`update waybill.deliveries set status = 'dead_lettered' where delivery_id = ${ids[0]!}`
+  assert.deepEqual(await tells(replay), ['waybill_due:'])
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret) values ('acme', gen_random_uuid(), 'http://y', '{endpoint.disabled}', '')`
+  await sql`select waybill.announce('acme', ${endpoint}, 'endpoint.disabled', '{}')`
+  assert.deepEqual(await tells(() => sql`select waybill.publish_announcements(10)`), ['waybill_held:'])
 })
 
-test('the oldest that is held is probed with where what was asked for is not held any more', async (t) => {
+test('no job is dropped for being old', async (t) => {
   const { sql } = await createDatabase(t)
-  const { endpoint, ids } = await startFailing(sql, [true, true, false])
-  await sql`update waybill.endpoint_stats set probing = ${ids[2]!}, next_probe_at = now()`
-  await sql`
-    select * from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds')`
-  const [standing] = await sql`select probing, held::int from waybill.endpoint_stats`
-  assert.deepEqual({ ...standing }, { probing: ids[0], held: 1 })
+  await queueAt(sql, [1])
+  await sql`select waybill.enqueue(${JSON.stringify([{ id: randomUUID(), data: {} }])})`
+  const [jobs] =
+    await sql`select count(*)::int from pgboss.job where name = 'deliveries' and keep_until > now() + interval '5 years'`
+  assert.deepEqual({ ...jobs }, { count: 2 })
 })
 
-test('the retry for which an ordered endpoint’s others wait is claimed as soon as it is hurried', async (t) => {
-  const { sql } = await createDatabase(t)
-  const { endpoint, ids } = await startFailing(sql, [false, true])
-  await sql`update waybill.endpoints set ordered = true`
-  await sql`update waybill.endpoint_stats set breaker = 'closed'`
-  await sql`
-    update pgboss.job set state = 'retry', retry_count = 1, start_after = now() + interval '1 hour',
-      priority = waybill.retry_priority(now() + interval '1 hour') where name = 'deliveries'`
-  await sql`select waybill.hurry_ordered('acme', ${endpoint})`
-  const claimed = await sql<{ id: string }[]>`select delivery_id as id from waybill.claim_due(true, true, 10, 1000)`
-  assert.deepEqual([...claimed], [{ id: ids[0] }])
-})
-
-test('what is put away after it was counted gives its places in the month back', async (t) => {
-  const { sql } = await createDatabase(t)
-  const { endpoint, ids } = await startFailing(sql, [false, false])
-  await sql`update waybill.endpoint_stats set breaker = 'closed'`
-  await sql`select * from waybill.claim_due(false, true, 10, 1000)`
-  const attempts = async () => (await sql`select count::int from waybill.usage where metric = 'attempts'`)[0]?.count
-  assert.equal(await attempts(), 2)
-  await sql`select waybill.hold_claims(array['acme'], array[${ids[0]!}]::uuid[], array[${endpoint}]::uuid[], array[null]::uuid[], array[0], true)`
-  assert.equal(await attempts(), 1)
+test('what pg-boss warns of is in the log', (t) => {
+  const lines: unknown[] = []
+  const log = { warn: (...line: unknown[]) => lines.push(line) } as unknown as Log
+  const boss = createBoss('postgres://127.0.0.1:9/nowhere', log)
+  t.after(() => boss.removeAllListeners())
+  boss.emit('warning', { message: 'clock skew', data: {} })
+  assert.deepEqual(lines, [[{ warning: 'clock skew' }, 'queue.warning']])
 })

@@ -8,6 +8,7 @@ import { createBoss } from '../src/queue.ts'
 import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
+import { startFailing } from './support/queue.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -268,3 +269,25 @@ test('a replay opens no day but that of its delivery', async (t) => {
   await session`rollback`
   assert.equal(days.length, 2)
 })
+
+for (const [what, stats, endpoints] of [
+  ['inactive', "breaker = 'closed'", 'is_active = false'],
+  ['ordered', "breaker = 'closed'", 'ordered = true'],
+  ['paced', "breaker = 'closed'", 'max_per_second = 1'],
+  ['failing', "breaker = 'open'", 'is_active = true'],
+  ['recovering', "breaker = 'half_open', ramp = 2", 'is_active = true'],
+] as const)
+  test(`what is replayed for an endpoint that is ${what} waits in line, as if it had never been finished`, async (t) => {
+    const { sql } = await createDatabase(t)
+    const { ids } = await startFailing(sql, [false])
+    await sql`delete from pgboss.job where name = 'deliveries'`
+    await sql`
+      update waybill.deliveries set status = 'dead_lettered', dead_letter_reason = 'retries_exhausted', completed_at = now(), spent_retries = 3,
+        attempt_count = 4`
+    await sql.text(`update waybill.endpoint_stats set ${stats}; update waybill.endpoints set ${endpoints}`)
+    const [row] = await sql`
+      select status, held, dead_letter_reason, completed_at, next_attempt_at, spent_retries from waybill.replay('acme', ${ids[0]!})`
+    const untouched = { dead_letter_reason: null, completed_at: null, next_attempt_at: null, spent_retries: 0 }
+    assert.deepEqual({ ...row }, { status: 'pending', held: true, ...untouched })
+    assert.deepEqual([...(await sql`select id from pgboss.job where name = 'deliveries'`)], [])
+  })
