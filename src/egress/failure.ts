@@ -86,7 +86,6 @@ const CONNECTION_CODES: Record<string, AttemptError> = {
   EINVAL: 'network_unreachable',
   ETIMEDOUT: 'timeout',
   UND_ERR_HEADERS_OVERFLOW: 'response_too_large',
-  HPE_HEADER_OVERFLOW: 'response_too_large',
 }
 
 /** undici rejects a 100 or 101 that was not asked for with the code of a broken socket; only the message tells them apart. */
@@ -117,7 +116,9 @@ export function failure(error: AttemptError): Failure {
 /** Puts what Node or undici threw into a class of ours. */
 export function classify(error: unknown): Failure {
   if (error instanceof ConnectError) return error.failure
-  const { code = '', message = '' } = error as { code?: string; message?: string }
+  const { message = '' } = error as Error
+  // An aborted signal's own error has a number.
+  const code = String((error as { code?: unknown }).code ?? '')
   if (code.startsWith('ERR_SSL_') || code === 'EPROTO') return failure('tls_error')
   const interim = code === 'UND_ERR_SOCKET' && INTERIM_MESSAGES[message]
   if (interim) return { error: 'protocol_error', errorMessage: interim }

@@ -10,6 +10,7 @@ import { createResolver } from '../../src/egress/resolve.ts'
 import { createSender } from '../../src/egress/send.ts'
 import { type DnsAnswer, startDns } from '../support/dns.ts'
 import { listenTcp, onRequest } from '../support/tcp.ts'
+import { waitFor } from '../support/wait.ts'
 
 const TIMEOUT_MS = 1000
 
@@ -129,9 +130,19 @@ test('a name with more addresses than that is refused, and not asked for again a
   const { post, dns } = await start(t, (_, type) => ({ addresses: type === 'A' ? addresses : [] }))
   const first = await post('many.example.test')
   assert.deepEqual([first.error, first.errorMessage], ['dns_error', 'the host name has more than a thousand addresses'])
-  const asked = dns.questions.get('many.example.test')
-  assert.equal((await post('many.example.test')).error, 'dns_error')
-  assert.equal(dns.questions.get('many.example.test'), asked)
+  const asked = () => dns.questions.get('many.example.test') ?? 0
+  const before = asked()
+  const now = performance.now.bind(performance)
+  let seconds = 0
+  t.mock.method(performance, 'now', () => now() + seconds * 1000)
+  for (seconds of [0, 55]) assert.equal((await post('many.example.test')).error, 'dns_error')
+  assert.equal(asked(), before)
+  seconds = 61
+  const askAgain = async () => {
+    await post('many.example.test')
+    return asked() > before
+  }
+  await waitFor(askAgain, { what: 'it to be asked for again, a minute later' })
 })
 
 test('a hundred names that hang do not delay another', async (t) => {
@@ -185,6 +196,31 @@ test('of many addresses, those of both families are tried', async (t) => {
   }
 })
 
+test('of many addresses, eight are tried', async (t) => {
+  const addresses = Array.from({ length: 9 }, (_, index) => `127.0.1.${index + 1}`)
+  const answer = (name: string, type: 'A' | 'AAAA') => {
+    if (type === 'AAAA') return {}
+    const dead = addresses.slice(name === 'near.example' ? 2 : 1)
+    return { addresses: [...dead, '127.0.0.1'] }
+  }
+  const { post } = await start(t, answer)
+  assert.equal((await post('near.example')).error, null)
+  assert.equal((await post('far.example')).error, 'connection_refused')
+})
+
+test('a name that is found after the attempt is over leads to no connection', async (t) => {
+  const found = Promise.withResolvers<void>()
+  const { post, receiver } = await start(t, async (name, type) => {
+    if (name === 'late.example') await found.promise
+    return loopbackOnly(name, type)
+  })
+  assert.equal((await post('late.example')).error, 'timeout')
+  found.resolve()
+  // Their answers come in the order in which they are given.
+  assert.equal((await post('another.example')).error, null)
+  assert.equal(receiver.sockets.length, 1)
+})
+
 test('attempts that need the same name at once share one answer; later ones ask again', async (t) => {
   const { post, dns, receiver } = await start(t, loopbackOnly)
   await Promise.all(Array.from({ length: 50 }, () => post('shared.example')))
@@ -216,7 +252,7 @@ test('the hosts file is honoured, and read again when it changes', async (t) => 
   t.after(resolver.close)
   assert.deepEqual(await resolver.resolve('receiver'), ['10.1.1.1', 'fe80::1%lo0'])
   assert.deepEqual(await resolver.resolve('receiver.internal'), ['10.1.1.1'])
-  await assert.rejects(resolver.resolve('here'))
+  for (const none of ['here', 'more']) await assert.rejects(resolver.resolve(none))
   writeFileSync(file, '10.2.2.2 receiver\n')
   utimesSync(file, 2, 2)
   t.mock.timers.setTime(1_001_000)
