@@ -129,9 +129,8 @@ export function createConnector(
         }
         startTls(tcp, target, (error, tls) => {
           if (tls === null) {
-            const ended = tcp.errored instanceof ConnectError ? tcp.errored : error
             tcp.destroy()
-            callback(connectError(ended, classifyTls), null)
+            callback(connectError(error, classifyTls), null)
             return
           }
           socket = tls

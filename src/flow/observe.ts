@@ -141,11 +141,6 @@ async function deactivate(
       ${doomed.map(({ reason }) => reason)}::text[], ${doomed.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
     where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active and (d.url is null or p.url = d.url)
     returning p.tenant_id, p.endpoint_id, p.url, p.inactive_since`
-  if (rows.length === 0) return []
-  // If it is made active again, its days start anew.
-  await sql`
-    update waybill.endpoint_stats set failure_streak = 0, failing_since = null
-    where (tenant_id, endpoint_id) in (select * from unnest(${rows.map((row) => row.tenant_id)}::text[], ${rows.map((row) => row.endpoint_id)}::uuid[]))`
   const changes: StateChange[] = []
   for (const row of rows) {
     const known = doomed.find(({ endpoint }) => endpoint.endpoint_id === row.endpoint_id)
