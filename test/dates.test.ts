@@ -1,6 +1,9 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
+import { createClaim } from '../src/flow/claim.ts'
+import { createAttempt } from './support/attempts.ts'
 import { createDatabase } from './support/database.ts'
+import { publishMany } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -86,4 +89,16 @@ suite('what waits for others is dated after them', () => {
       `${delivery.next_attempt_at} is not before ${delivery.created_at}`,
     )
   })
+})
+
+test('an attempt is dated by the database’s clock, wherever this machine’s own stands', async (t) => {
+  const { sql, url, tenant } = await start(t)
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  await publishMany(sql, tenant.tenantId, 1)
+  const [claim] = (await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })).send
+  // As if it was an hour ahead.
+  await createAttempt(sql, url)({ ...claim!, clockOffsetMs: claim!.clockOffsetMs + 3_600_000 }, 200)
+  const [attempt] =
+    await sql`select round(extract(epoch from started_at - now()) / 60)::int as minutes from waybill.attempts`
+  assert.equal(attempt!.minutes, 60)
 })

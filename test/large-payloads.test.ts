@@ -129,6 +129,7 @@ suite('large payloads', { concurrency: 3 }, () => {
     const [{ endpoint_id }] = (await tenant.call('GET', '/v1/endpoints')).body.data
     await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { url: receiver.url('/new') } })
     const { body: rotated } = await tenant.call('POST', `/v1/endpoints/${endpoint_id}/rotate-secret`)
+    await sql`update waybill.endpoints set previous_secret_expires_at = now()`
     held.open()
     await finished(sql)
     const numbers = [
@@ -137,6 +138,10 @@ suite('large payloads', { concurrency: 3 }, () => {
     ]
     assert.equal(receiver.at('/new').length, count - AT_ONCE)
     assert.equal(new Set(numbers).size, count)
+    for (const { headers } of receiver.at('/new'))
+      assert.equal(String(headers['webhook-signature']).split(' ').length, 1, 'the old secret has expired')
+    const [shown] = await sql`select count(*)::int from waybill.attempts where url = ${receiver.url('/new')}`
+    assert.equal(shown!.count, count - AT_ONCE, 'each attempt shows the URL that it was made to')
   })
 
   test('that cannot be read for a while cost no attempt and no retry', async (t) => {

@@ -143,6 +143,21 @@ test('while a replayed retry is on its way to a failing endpoint, no other probe
   assert.deepEqual({ ...standing }, { probing: retried, waits: true })
 })
 
+test('while a probe is under way, for as long as an attempt may take, no other is due', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  receiver.script('/hook', () => new Promise<never>(() => {}))
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  await tenant.createEndpoint(receiver.url('/hook'))
+  await tenant.publish()
+  await sql`update waybill.endpoint_stats set breaker = 'open', breaker_since = now(), next_probe_at = now()`
+  await startService(t, { databaseUrl, mode: 'worker', env: { ATTEMPT_TIMEOUT_SECONDS: '60' } })
+  await receiver.until(1)
+  const [standing] =
+    await sql`select next_probe_at > now() + interval '55 seconds' as waits from waybill.endpoint_stats`
+  assert.equal(standing!.waits, true)
+})
+
 test('a replay of what waits for its retry says that it is due now', async (t) => {
   const { sql, tenant, id } = await startRetrying(t)
   const { body } = await tenant.call('POST', `/v1/deliveries/${id}/replay`)

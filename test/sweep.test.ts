@@ -131,6 +131,7 @@ test('what was queued, failed or claimed tomorrow, because the clock was ahead, 
   await sql`
     update pgboss.job set state = 'active', started_on = now() + interval '1 day', heartbeat_on = now() + interval '1 day' where id = ${claimed}`
   await sql`update pgboss.version set cron_on = now() + interval '1 day'`
+  await sql`update pgboss.queue set monitor_on = now() + interval '1 day', monitor_claim_on = now() + interval '1 day', maintain_on = now() + interval '1 day'`
   await startService(t, { databaseUrl, mode: 'worker' })
   for (const name of ['queued', 'failed', 'claimed', 'late'])
     await receiver.until(1, { path: `/${name}`, timeoutMs: 60_000 })
@@ -141,8 +142,51 @@ test('what was queued, failed or claimed tomorrow, because the clock was ahead, 
     return rows.length === 4 && rows.map(({ attempt_count }) => attempt_count)
   })
   assert.deepEqual(attempts, [2, 2, 2, 1])
-  const waiting = () => sql`select from pgboss.version where cron_on > now()`
+  const waiting = () => sql`
+    select cron_on as until from pgboss.version where cron_on > now() + interval '1 hour' union all
+    select greatest(monitor_on, monitor_claim_on, maintain_on) from pgboss.queue where greatest(monitor_on, monitor_claim_on, maintain_on) > now() + interval '1 hour'`
   await waitFor(async () => (await waiting()).length === 0, { what: 'schedules to run again' })
+})
+
+test('what is due in a while as it should be is left so, also beside what is mended', async (t) => {
+  const { sql } = await createWithEndpoint(t)
+  for (let n = 0; n < 2; n++) await publishMany(sql, 'acme', 1)
+  const [asked, late] = await sql<{ id: string }[]>`select id from pgboss.job where name = 'deliveries' order by id`
+  // One receiver has asked for the longest wait that it may ask for.
+  for (const [id, wait] of [
+    [asked!.id, '1 day'],
+    [late!.id, '1 year'],
+  ])
+    await sql`
+      update pgboss.job set state = 'retry', started_on = now(), start_after = now() + ${wait!}::interval,
+        priority = waybill.retry_priority(now() + ${wait!}::interval) where id = ${id!}`
+  const usual = { next_slot: '2 seconds', failing_since: '-1 hour', next_probe_at: '300 seconds' }
+  const mend = createClockMender(sql, 300)
+  for (const ahead of [undefined, ...Object.keys(usual)]) {
+    const standing = Object.entries(usual).map(([column, from]) => `${column} = now() + interval '${from}'`)
+    await sql.text(`update waybill.endpoint_stats set breaker = 'open', ${standing.join()}`)
+    const read = async () => ({
+      ...(await sql`select next_slot, failing_since, next_probe_at from waybill.endpoint_stats`)[0],
+    })
+    const before = await read()
+    if (ahead) await sql.text(`update waybill.endpoint_stats set ${ahead} = now() + interval '1 day'`)
+    await mend()
+    const after = await read()
+    if (ahead) {
+      assert.ok(Number(after[ahead]) <= Date.now(), `${ahead} is mended`)
+      before[ahead] = after[ahead]
+    }
+    assert.deepEqual(after, before, ahead)
+  }
+  const jobs = await sql`
+    select start_after > now() as waits, priority = waybill.retry_priority(start_after) as in_place from pgboss.job where name = 'deliveries' order by id`
+  assert.deepEqual(
+    jobs.map((job) => ({ ...job })),
+    [
+      { waits: true, in_place: true },
+      { waits: false, in_place: true },
+    ],
+  )
 })
 
 test('what comes from tomorrow is mended while others change it', async (t) => {
@@ -277,4 +321,21 @@ test('what was queued or given up on in a leap of the clock that nobody has seen
     },
     { what: 'both to be due' },
   )
+})
+
+test('a probe is not made sooner because it waits for longer than probes usually do, as for one that is under way', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  await tenant.createEndpoint(receiver.url())
+  await tenant.publish()
+  await sql`
+    update waybill.endpoint_stats set breaker = 'open', breaker_since = now(), next_probe_at = now() + interval '65 seconds'`
+  // Mended after what concerns endpoints.
+  await sql`update pgboss.version set cron_on = now() + interval '1 day'`
+  await startService(t, { databaseUrl, mode: 'worker', env: { BREAKER_PROBE_MAX_SECONDS: '5' } })
+  const ahead = () => sql`select from pgboss.version where cron_on > now() + interval '1 hour'`
+  await waitFor(async () => (await ahead()).length === 0, { what: 'a sweep' })
+  const [probe] = await sql`select next_probe_at > now() + interval '30 seconds' as waits from waybill.endpoint_stats`
+  assert.equal(probe!.waits, true)
 })

@@ -49,13 +49,29 @@ test('metadata names stay blocked whatever is exempt', () => {
     'instance-data',
     'METADATA.goog.',
     'rancher-metadata..',
+    'metadata.azure.internal',
+    'metadata.azure.com',
+    'metadata.packet.net',
+    'metadata.platformequinix.com',
+    'instance-data.ec2.internal',
   ]) {
     assert.equal(checkUrl(`http://${name}/`, allow), BLOCKED, name)
   }
 })
 
 test('localhost is accepted when a loopback address is exempt', () => {
-  for (const name of ['localhost', 'localhost.', 'app.localhost', 'ip6-localhost', 'localhost.localdomain']) {
+  for (const name of [
+    'localhost',
+    'localhost.',
+    'app.localhost',
+    'ip6-localhost',
+    'ip6-loopback',
+    'localhost.localdomain',
+    'localhost4',
+    'localhost4.localdomain4',
+    'localhost6',
+    'localhost6.localdomain6',
+  ]) {
     assert.equal(checkUrl(`http://${name}:3000/hook`, []), BLOCKED, name)
     assert.equal(checkUrl(`http://${name}:3000/hook`, allowing('10.0.0.0/8')), BLOCKED, name)
     assert.equal(checkUrl(`http://${name}:3000/hook`, allowing('127.0.0.0/8')), null, name)
@@ -70,6 +86,9 @@ test('internal names are accepted when anything is exempt: their addresses decid
     'hooks.default.svc',
     'a.cluster.local',
     'host.docker.internal',
+    ...['localdomain', 'corp', 'home', 'home.arpa', 'intranet', 'private', 'flycast', 'onion'].map(
+      (last) => `a.${last}`,
+    ),
   ]) {
     assert.equal(checkUrl(`http://${name}/`, []), BLOCKED, name)
     assert.equal(checkUrl(`http://${name}/`, allowing('172.16.0.0/12')), null, name)

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { constants, createPrivateKey, createPublicKey, randomBytes } from 'node:crypto'
+import { constants, createPrivateKey, createPublicKey, generateKeyPairSync, randomBytes } from 'node:crypto'
 import { type TestContext, test } from 'node:test'
 import {
   createSecureContext,
@@ -61,11 +61,8 @@ async function start(t: TestContext, options: TlsOptions, onRequested = (_socket
   t.after(() => receiver.close())
   const sender = createSender({ allow: [parseRange('127.0.0.0/8')!], timeoutMs: 5000 })
   t.after(() => sender.close())
-  const post = async () => {
-    const { error } = await sender.send({ url: receiver.url.replace('http:', 'https:'), headers: {}, body: '{}' })
-    return error
-  }
-  return Object.assign(post, { server })
+  const send = () => sender.send({ url: receiver.url.replace('http:', 'https:'), headers: {}, body: '{}' })
+  return Object.assign(async () => (await send()).error, { server, send })
 }
 
 /** CPU that ten attempts take, in ms, with the receiver's part. */
@@ -110,13 +107,55 @@ test('a receiver cannot begin a second handshake on a connection', async (t) => 
   assert.ok(ms < 1000)
 })
 
+/** Has the handshakes of a test seem to take so much CPU, wherever they are watched, and time pass as `clock` says. */
+function pretend(t: TestContext, { stepMs, clock }: { stepMs: number; clock: { minutes: number } }) {
+  const now = performance.now.bind(performance)
+  t.mock.method(performance, 'now', () => now() + clock.minutes * 60_000)
+  t.mock.method(process, 'threadCpuUsage', () => ({ user: stepMs * 1000, system: 0 }))
+}
+
+const answerAndClose = (socket: TLSSocket) =>
+  void socket.end('HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n')
+
+test('a receiver whose handshakes took long to fail gets one again after ten minutes', async (t) => {
+  const clock = { minutes: 0 }
+  const post = await start(t, { cert: dearChain(0) }, answerAndClose)
+  pretend(t, { stepMs: 100, clock })
+  assert.equal(await post(), 'tls_error')
+  post.server.setSecureContext({ key: KEY, cert: TRUSTED })
+  clock.minutes = 9
+  assert.match((await post.send()).errorMessage ?? '', /pause of ten minutes/)
+  clock.minutes = 11
+  assert.equal(await post(), null)
+})
+
+test('a receiver whose handshakes take long and succeed gets as many as it needs', async (t) => {
+  const post = await start(t, { cert: dearChain(0) }, answerAndClose)
+  assert.equal(await post(), 'tls_error', 'from now on it is watched')
+  // In two steps each time.
+  const whole = { maxVersion: 'TLSv1.2', secureOptions: constants.SSL_OP_NO_TICKET } as const
+  post.server.setSecureContext({ key: KEY, cert: TRUSTED, ...whole })
+  pretend(t, { stepMs: 10, clock: { minutes: 0 } })
+  for (let nth = 0; nth < 20; nth++) assert.equal(await post(), null)
+})
+
+test('a receiver that would choose the modulus of the handshake gets none', async (t) => {
+  const { privateKey, publicKey } = generateKeyPairSync('rsa', { modulusLength: 2048 })
+  const key = privateKey.export({ type: 'pkcs8', format: 'pem' })
+  const cert = certificate('localhost', 'a0', publicKey.export({ type: 'spki', format: 'der' }))
+  const post = await start(t, { key, cert, maxVersion: 'TLSv1.2', ciphers: 'DHE', dhparam: 'auto' })
+  // Otherwise it would be the certificate that is refused.
+  assert.equal((await post.send()).errorMessage, 'the TLS handshake failed')
+})
+
 test('a receiver that is trusted since all went well can take long once', async (t) => {
-  const post = await start(t, { cert: TRUSTED }, (socket) => {
-    socket.end('HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n')
-  })
+  const post = await start(t, { cert: TRUSTED }, answerAndClose)
   assert.equal(await post(), null)
   post.server.setSecureContext({ key: KEY, cert: dearChain(60) })
   assert.equal(await post(), 'tls_error', 'nobody watches')
+  post.server.setSecureContext({ key: KEY, cert: TRUSTED })
+  assert.equal(await post(), null)
+  post.server.setSecureContext({ key: KEY, cert: dearChain(60) })
   assert.equal(await post(), 'response_too_large')
   const ms = await cost(post)
   t.diagnostic(`${Math.round(ms)} ms`)

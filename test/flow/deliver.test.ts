@@ -1,15 +1,18 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import type { Outcome } from '../../src/egress/send.ts'
 import type { Claim } from '../../src/flow/claim.ts'
 import { createDeliver } from '../../src/flow/deliver.ts'
 import { createLog } from '../../src/log.ts'
 
-/** Makes so many attempts of a tenant at once, all of which fail; answers with how many seconds each retry is to wait at least. */
-function setUp() {
+/** Makes attempts that all fail, and notes their headers and how many seconds each retry is to wait at least. */
+function setUp(answer: Partial<Outcome> = {}) {
   const waits: number[] = []
+  const sent: Record<string, string>[] = []
   const deliver = createDeliver({
     sender: {
-      async send() {
+      async send({ headers }) {
+        sent.push(headers)
         return {
           startedAt: performance.now(),
           durationMs: 1,
@@ -19,6 +22,7 @@ function setUp() {
           responseBody: '',
           responseTruncated: false,
           retryAfter: null,
+          ...answer,
         }
       },
       interrupt() {},
@@ -34,11 +38,13 @@ function setUp() {
     userAgent: 'test',
     log: createLog('silent'),
   })
-  return async (tenantId: string, count: number) => {
+  /** So many of a tenant at once; answers with how long their retries wait. */
+  const fail = async (tenantId: string, count: number) => {
     waits.length = 0
     await Promise.all(Array.from({ length: count }, () => deliver(claimOf(tenantId), () => {})))
     return [...waits]
   }
+  return { deliver, fail, sent, waits }
 }
 
 const ID = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
@@ -70,11 +76,20 @@ const claimOf = (tenantId: string): Claim => ({
 })
 
 test('where a tenant’s attempts fail by thousands, each thousand’s retries wait for longer than those of the one before', async () => {
-  const fail = setUp()
+  const { fail } = setUp()
   const waits = await fail('storm', 4000)
   const sums = [0, 1000, 2000, 3000].map((from) => waits.slice(from, from + 1000).reduce((sum, wait) => sum + wait, 0))
   assert.equal(waits.length, 4000)
   assert.equal(sums[0], 0, 'the first ones are spread by their backoff')
   for (const [nth, sum] of sums.slice(1).entries()) assert.ok(sum > sums[nth]!, sums.join())
   assert.deepEqual(await fail('calm', 3), [0, 0, 0])
+})
+
+test('an attempt is signed with the time of the database’s clock, and a date in Retry-After is one of that clock', async () => {
+  const inAnHour = Date.now() + 3_600_000
+  const retryAfter = new Date(inAnHour + 60_000).toUTCString()
+  const { deliver, sent, waits } = setUp({ statusCode: 503, retryAfter })
+  await deliver({ ...claimOf('acme'), clockOffsetMs: inAnHour - performance.now() }, () => {})
+  assert.ok(Math.abs(Number(sent[0]?.['webhook-timestamp']) - inAnHour / 1000) < 10, sent[0]?.['webhook-timestamp'])
+  assert.ok(waits[0]! > 50 && waits[0]! <= 60, `${waits[0]} s`)
 })

@@ -251,6 +251,15 @@ suite('lanes', () => {
     assert.equal(admit('healthy', 1).start, 1)
   })
 
+  test('what is released for endpoints that fail takes a quarter of the slots, also where nothing hangs', () => {
+    const { lanes, admit } = setUp()
+    let kept = 0
+    for (let nth = 0; nth < 300; nth++) kept += lanes.reserve(lane(`${nth}`, `${nth}`, 'failing'), 1)
+    assert.equal(kept, SLOTS / 4)
+    assert.equal(lanes.reserve(lane('one', 'well'), 1), 1)
+    assert.equal(admit('fails', 1, { standing: 'failing' }).start, 1, 'what is published meanwhile goes out')
+  })
+
   test('places for a tenant’s endpoints are kept within its half, and given back', () => {
     const { lanes, tick } = setUp()
     const names = Array.from({ length: 12 }, (_, nth) => `held ${nth}`)

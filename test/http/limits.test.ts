@@ -490,6 +490,23 @@ test('of requests that are counted together each has the place of its own tenant
   assert.deepEqual(await batch(), [3, 3, 2, 4, 4, 2])
 })
 
+test('of a flood only a tenant’s share is counted, and nobody else waits for all of it', async (t) => {
+  const { count } = await startCounting(t, 86_400)
+  const order: string[] = []
+  const ask = (tenantId: string) =>
+    count({ tenantId, action: 'read', limit: 10 }).then(({ count: place }) => {
+      order.push(tenantId)
+      return place
+    })
+  const flood = Promise.allSettled(Array.from({ length: 2600 }, () => ask('zeta')))
+  assert.equal(await ask('acme'), 1)
+  assert.ok(order.length < 600, `${order.length} before it`)
+  const refused = (await flood).filter(({ status }) => status === 'rejected')
+  // A thousand are being counted, and a thousand wait for that, though not for longer than a second.
+  assert.ok(refused.length >= 600, `${refused.length} are refused`)
+  assert.equal(await ask('zeta'), 2601 - refused.length)
+})
+
 test('a request whose window has ended meanwhile counts in the next one, which others have begun and filled', async (t) => {
   const { sql, count } = await startCounting(t, 86_400)
   const asked = { tenantId: 'acme', action: 'read', limit: 5 } as const
