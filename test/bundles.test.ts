@@ -5,20 +5,17 @@ import { type Claim, createClaim, touch, unbundle, unclaim } from '../src/flow/c
 import { createLog } from '../src/log.ts'
 import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled } from './support/lanes.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const log = createLog('silent')
 
 /** A tenant whose endpoint is at a receiver; workers come as the test says. */
 async function start(t: TestContext, env: Record<string, string> = {}) {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api', env })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, service: api, tenant } = await startTenant(t, { mode: 'api', env })
   const endpoint = await tenant.createEndpoint(receiver.url('/hook'))
   const pool = openDb(databaseUrl, { log, name: 'test', max: 2 })
   cleanUp(t, () => pool.end())

@@ -3,7 +3,7 @@ import { suite, type TestContext, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled, watchInFlight } from './support/lanes.ts'
 import { gate, type Receipt, startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { verifyStandard } from './support/verify.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -93,9 +93,8 @@ suite(`changes while ${WAITING} deliveries wait`, { concurrency: 2 }, () => {
 
 suite('an endpoint that changes', { concurrency: 2 }, () => {
   const begin = async (t: TestContext, env: Record<string, string> = {}) => {
-    const { url: databaseUrl, sql } = await createDatabase(t)
     const receiver = await startReceiver(t)
-    const tenant = await createTenant(await startService(t, { databaseUrl, env }))
+    const { sql, tenant } = await startTenant(t, { env })
     const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/old'))
     const patch = async (body: object) =>
       assert.equal((await tenant.call('PATCH', `/v1/endpoints/${id}`, { body })).status, 200)
@@ -174,10 +173,8 @@ suite('an endpoint that changes', { concurrency: 2 }, () => {
 })
 
 test('100 replays of a delivery at once make one new attempt of it, and never two at a time', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const service = await startService(t, { databaseUrl, env: { ATTEMPT_TIMEOUT_SECONDS: '60' } })
-  const tenant = await createTenant(service)
+  const { sql, service, tenant } = await startTenant(t, { env: { ATTEMPT_TIMEOUT_SECONDS: '60' } })
   const stranger = await createTenant(service)
   await tenant.createEndpoint(receiver.url('/hook'))
   const url = `/v1/deliveries/${(await tenant.publish()).delivery_ids[0]}`
@@ -215,8 +212,7 @@ test('100 replays of a delivery at once make one new attempt of it, and never tw
 })
 
 test('a change that meets the recording of an attempt crosswise is made all the same', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
   const { endpoint_id: id } = await tenant.createEndpoint('http://127.0.0.1:9/hook')
   await sql`
     insert into waybill.endpoint_stats (tenant_id, endpoint_id, failure_streak) values (${tenant.tenantId}, ${id}, 3)`

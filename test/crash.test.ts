@@ -5,7 +5,7 @@ import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, lock, waitingFor } from './support/database.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
-import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+import { ADMIN_KEY, createTenant, startService, startTenant } from './support/service.ts'
 import { listenTcp } from './support/tcp.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -369,10 +369,9 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
 })
 
 test('a replay that loses its worker and has no retry left is dead-lettered, counted and told of', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
   const env = { RETRY_LIMIT: '0' }
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api', env }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api', env })
   receiver.script('/hook', 200, gate().reply)
   await tenant.createEndpoint(receiver.url('/hook'), { subscribed_events: ['a'] })
   await tenant.createEndpoint(receiver.url('/told'), { subscribed_events: ['delivery.dead_lettered'] })

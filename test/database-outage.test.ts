@@ -3,7 +3,14 @@ import { suite, type TestContext, test } from 'node:test'
 import { createDatabase, PASSWORD } from './support/database.ts'
 import { startProxy } from './support/proxy.ts'
 import { gate, startReceiver } from './support/receiver.ts'
-import { createTenant, type LogLine, runProgram, startService, testEnvironment } from './support/service.ts'
+import {
+  createTenant,
+  type LogLine,
+  runProgram,
+  startService,
+  startTenant,
+  testEnvironment,
+} from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** A whole service whose only way to its database is a proxy that the test can cut. */
@@ -53,18 +60,16 @@ suite('a database that goes away', { concurrency: true }, () => {
   })
 
   test('lets no worker claim anything that it does not stay for', async (t) => {
-    const database = await createDatabase(t)
     const receiver = await startReceiver(t)
-    const api = await startService(t, { databaseUrl: database.url, mode: 'api' })
-    const tenant = await createTenant(api)
+    const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
     await tenant.createEndpoint(receiver.url('/hook'))
     for (const n of [1, 2, 3]) await tenant.publish('a.b', { n })
-    const proxy = await startProxy(t, database.url)
+    const proxy = await startProxy(t, databaseUrl)
     proxy.cutAt('listen "waybill_due"')
     const worker = runProgram(t, { args: ['--mode', 'worker'], env: testEnvironment(proxy.url) })
     assert.equal((await worker.exited).code, 1)
     await worker.logged('service.failed')
-    assert.deepEqual([...(await database.sql`select from pgboss.job where started_on is not null`)], [])
+    assert.deepEqual([...(await sql`select from pgboss.job where started_on is not null`)], [])
     assert.equal(receiver.receipts.length, 0)
   })
 

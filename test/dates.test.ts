@@ -2,26 +2,23 @@ import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import { createClaim } from '../src/flow/claim.ts'
 import { createAttempt } from './support/attempts.ts'
-import { createDatabase } from './support/database.ts'
 import { publishMany } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
-import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+import { ADMIN_KEY, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 async function start(t: TestContext) {
-  const database = await createDatabase(t)
-  const api = await startService(t, { databaseUrl: database.url, mode: 'api' })
-  const tenant = await createTenant(api)
+  const world = await startTenant(t, { mode: 'api' })
   const blocked = (query: string) =>
     waitFor(
       async () =>
         (
-          await database.sql`
+          await world.sql`
             select from pg_stat_activity where wait_event_type = 'Lock' and query like ${query} and datname = current_database()`
         ).length > 0,
       { what: 'it to wait' },
     )
-  return { ...database, api, tenant, blocked }
+  return { ...world, blocked }
 }
 
 suite('what waits for others is dated after them', () => {
@@ -46,10 +43,10 @@ suite('what waits for others is dated after them', () => {
   }
 
   test('a change of a tenant that has just been created', async (t) => {
-    const { sql, api, blocked } = await start(t)
+    const { sql, service, blocked } = await start(t)
     const { asked } = await sql.begin(async (other) => {
       await other`select pg_advisory_xact_lock(hashtext('waybill.tenants'))`
-      const asked = api.call('POST', '/v1/admin/tenants', {
+      const asked = service.call('POST', '/v1/admin/tenants', {
         key: ADMIN_KEY,
         body: { tenant_id: 'new', tenant_slug: 'new' },
       })

@@ -1,25 +1,23 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { startService, startTenant } from './support/service.ts'
 
 /** A worker, and a tenant that has a dead letter with each event, and an endpoint that is told of it. */
 async function start(t: TestContext) {
-  const database = await createDatabase(t)
   const receiver = await startReceiver(t)
   const env = { RETRY_LIMIT: '0' }
-  const tenant = await createTenant(await startService(t, { databaseUrl: database.url, mode: 'api', env }))
+  const { databaseUrl, sql, newSession, tenant } = await startTenant(t, { mode: 'api', env })
   receiver.script('/bad', 500)
   await tenant.createEndpoint(receiver.url('/bad'), { subscribed_events: ['a'] })
   await tenant.createEndpoint(receiver.url('/told'), { subscribed_events: ['delivery.dead_lettered'] })
-  const worker = await startService(t, { databaseUrl: database.url, mode: 'worker', env })
+  const worker = await startService(t, { databaseUrl, mode: 'worker', env })
   /** Fails well before what was fetched from the dead letter queue, and not done, would come again. */
   const toldOf = async (deliveryId: string) => {
     const [told] = await receiver.until(1, { path: '/told', timeoutMs: 30_000 })
     assert.equal(JSON.parse(String(told!.body)).data.delivery_id, deliveryId)
   }
-  return { ...database, tenant, worker, toldOf }
+  return { sql, newSession, tenant, worker, toldOf }
 }
 
 test('a dead letter that the database had no time for is told of soon after', async (t) => {

@@ -1,16 +1,14 @@
 import assert from 'node:assert/strict'
 import { connect } from 'node:net'
 import { type TestContext, test } from 'node:test'
-import { createDatabase, lock, waitingFor } from './support/database.ts'
-import { createTenant, startService } from './support/service.ts'
+import { lock, waitingFor } from './support/database.ts'
+import { startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 async function start(t: TestContext) {
-  const database = await createDatabase(t)
-  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
-  const tenant = await createTenant(service)
+  const { sql, service, tenant } = await startTenant(t, { mode: 'api' })
   const ask = `GET /v1/endpoints HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ${tenant.key}\r\n\r\n`
-  return { database, service, ask }
+  return { sql, service, ask }
 }
 
 /** A kept connection; `answered` is called for each answer with all of their `Connection` headers, the newest last. */
@@ -28,12 +26,12 @@ function open(port: number, answered: (headers: string[]) => void = () => {}) {
 }
 
 test('the last answer on a connection tells its client to leave, also if it was asked for before SIGTERM', async (t) => {
-  const { database, service, ask } = await start(t)
-  const unlock = await lock(database.sql, 'waybill.endpoints')
+  const { sql, service, ask } = await start(t)
+  const unlock = await lock(sql, 'waybill.endpoints')
   const [one, two] = [open(service.port), open(service.port)]
   one.write(ask)
   two.write(ask.repeat(2))
-  await waitFor(async () => (await waitingFor(database.sql, 'waybill.endpoints')) === 2)
+  await waitFor(async () => (await waitingFor(sql, 'waybill.endpoints')) === 2)
   service.signal('SIGTERM')
   await service.logged('service.stopping')
   await unlock()
@@ -63,14 +61,14 @@ test('who asks again after each answer loses no request at SIGTERM', async (t) =
 })
 
 test('who keeps asking ahead leaves with the first answer to what came after the idle ones had left', async (t) => {
-  const { database, service, ask } = await start(t)
+  const { sql, service, ask } = await start(t)
   const idle = open(service.port)
   idle.write(ask)
   await waitFor(() => idle.headers().length === 1)
-  const unlock = await lock(database.sql, 'waybill.endpoints')
+  const unlock = await lock(sql, 'waybill.endpoints')
   const client = open(service.port)
   client.write(ask.repeat(2))
-  await waitFor(async () => (await waitingFor(database.sql, 'waybill.endpoints')) === 1)
+  await waitFor(async () => (await waitingFor(sql, 'waybill.endpoints')) === 1)
   service.signal('SIGTERM')
   await idle.closed
   client.write(ask.repeat(2))

@@ -9,7 +9,7 @@ import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/lanes.ts'
 import { gate, type Receipt, type Receiver, startReceiver } from './support/receiver.ts'
-import { createTenant, ENCRYPTION_KEY, startService } from './support/service.ts'
+import { createTenant, ENCRYPTION_KEY, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** An API, a receiver and a tenant; workers come and go as the test says. */
@@ -572,9 +572,8 @@ suite('pace and order', { concurrency: 3 }, () => {
 })
 
 test('max_per_second lets none go before its moment', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl }))
+  const { sql, tenant } = await startTenant(t)
   const { endpoint_id } = await tenant.createEndpoint(receiver.url())
   assert.equal(
     (await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { max_per_second: 20 } })).status,

@@ -3,7 +3,7 @@ import { suite, type TestContext, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled, standingOf, watchInFlight } from './support/lanes.ts'
 import { gate, startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** An API, `workers` worker processes, a receiver and a tenant. */
@@ -404,8 +404,7 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
   })
 
   test('what waits for a failing endpoint is dead-lettered with all else when the month is used up', async (t) => {
-    const { url: databaseUrl, sql } = await createDatabase(t)
-    const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+    const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
     const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/failing')
     await sql`
       insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, breaker_since, next_probe_at)

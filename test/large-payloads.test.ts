@@ -2,11 +2,10 @@ import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
-import { createDatabase } from './support/database.ts'
 import { assertBooks, NO_LIMITS, settled } from './support/lanes.ts'
 import { startProxy } from './support/proxy.ts'
 import { gate, type Receipt, startReceiver } from './support/receiver.ts'
-import { createTenant, startService, type Tenant } from './support/service.ts'
+import { createTenant, startService, startTenant, type Tenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** What a worker has room for is 64 MiB, and a tenant gets half of it. */
@@ -17,10 +16,8 @@ const PATIENT = { ATTEMPT_TIMEOUT_SECONDS: '30' }
 
 /** A tenant with an endpoint, and `count` large payloads that wait for a worker. */
 async function publishLarge(t: TestContext, count: number, bytes = LARGE) {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, service: api, tenant } = await startTenant(t, { mode: 'api' })
   const { signing_secret } = await tenant.createEndpoint(receiver.url('/large'))
   // Compressing them takes longer than all the rest.
   await sql`alter table waybill.events alter payload set storage external`

@@ -1,14 +1,15 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
-import { createDatabase } from './support/database.ts'
-import { createTenant, startService } from './support/service.ts'
+import { startTenant } from './support/service.ts'
 
 /** Five deliveries of one type today, 2000 of another yesterday, and three of the first before all days, in the default partition. */
 async function threeDays(t: TestContext) {
-  const { url, sql } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl: url, mode: 'api' })
-  const { tenantId, call, createEndpoint } = await createTenant(service)
+  const {
+    sql,
+    service,
+    tenant: { tenantId, call, createEndpoint },
+  } = await startTenant(t, { mode: 'api' })
   const { endpoint_id } = await createEndpoint('http://127.0.0.1:9/')
   const insert = (days: number, count: number, type: string) => sql`
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, updated_at)

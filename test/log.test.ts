@@ -6,11 +6,10 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { suite, test } from 'node:test'
 import { cleanUp, type Scope } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
 import { makeDirectory, removeDirectory } from './support/directory.ts'
 import { settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { startTenant } from './support/service.ts'
 
 const LOG = JSON.stringify(new URL('../src/log.ts', import.meta.url).href)
 
@@ -169,10 +168,8 @@ suite('the log', () => {
 })
 
 test('no line of the log holds a payload or a response', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const service = await startService(t, { databaseUrl, env: { LOG_LEVEL: 'trace', RETRY_LIMIT: '0' } })
-  const tenant = await createTenant(service)
+  const { sql, service, tenant } = await startTenant(t, { env: { LOG_LEVEL: 'trace', RETRY_LIMIT: '0' } })
   await tenant.createEndpoint(receiver.url('/hook'))
   receiver.script('/hook', { status: 500, body: 'canary-response' })
   await tenant.publish('a.b', { secret: 'canary-payload' })

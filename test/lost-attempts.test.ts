@@ -4,7 +4,7 @@ import { createClaim } from '../src/flow/claim.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 test('an attempt that a lost worker was making is shown, also while its delivery is held', {
@@ -59,8 +59,7 @@ test('an attempt that a lost worker was making is shown, also while its delivery
 test('a delivery that is held between losses of its worker is known for what it does to workers', {
   timeout: 120_000,
 }, async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
   const [id] = (await tenant.publish()).delivery_ids
   const claim = createClaim(sql, 1000)

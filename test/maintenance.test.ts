@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
 import { createDatabase } from './support/database.ts'
-import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+import { ADMIN_KEY, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const SCHEDULED = ['partitions', 'queue_clock', 'retention']
@@ -80,9 +80,7 @@ test('a statement of retention may take an hour, on its schedule and on demand',
 })
 
 test('what is far ahead of the queue clock is brought to it on schedule', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl: url })
-  const tenant = await createTenant(service)
+  const { databaseUrl: url, sql, tenant } = await startTenant(t)
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   await tenant.publish()
   await sql`update waybill.endpoint_stats set tag = 150000000`

@@ -10,13 +10,11 @@ import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { startFailing } from './support/queue.ts'
 import { startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 test('replays of a delivery that is locked keep one connection, and nobody who publishes, waiting', async (t) => {
-  const { url: databaseUrl, sql, newSession } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(service)
+  const { sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/hook')
   const { delivery_ids } = await tenant.publish()
   const id = delivery_ids[0] as string
@@ -64,9 +62,8 @@ test('changes that wait for each other leave connections to everybody else', asy
 })
 
 test('held deliveries are released although a replay of one of them and their release wait for each other', async (t) => {
-  const { url, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint(receiver.url('/hook'))
   await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, next_probe_at) select tenant_id, endpoint_id, 'open', now() from waybill.endpoints`
   const [id] = (await tenant.publish()).delivery_ids
@@ -77,7 +74,7 @@ test('held deliveries are released although a replay of one of them and their re
     // The other one is to give way.
     await replay`set local deadlock_timeout = '1h'`
     await replay`select from waybill.deliveries where delivery_id = ${id!} for update`
-    const worker = await startService(t, { databaseUrl: url, mode: 'worker' })
+    const worker = await startService(t, { databaseUrl, mode: 'worker' })
     await waitFor(async () => (await waits()).length > 0, { what: 'the release to wait' })
     await replay`update waybill.endpoint_stats set probing = ${id!}`
     return worker
@@ -90,8 +87,7 @@ test('held deliveries are released although a replay of one of them and their re
 })
 
 test('dead letters are taken although a replay of one of them and their taking wait for each other', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/hook')
   for (let nth = 0; nth < 3; nth++) await tenant.publish()
   const log = createLog('silent')
@@ -123,8 +119,7 @@ test('dead letters are taken although a replay of one of them and their taking w
 
 /** A tenant with an endpoint, and a delivery whose retry is due in an hour. */
 async function startRetrying(t: TestContext) {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   const [id] = (await tenant.publish()).delivery_ids
   await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where id = ${id!}`
@@ -189,8 +184,7 @@ test('a replay that has waited for the record of an attempt is not dated before 
 })
 
 test('a replay while a probe is under way leaves that the probe, and brings no other', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/never')
   await sql`
     insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, breaker_since, next_probe_at)
@@ -206,8 +200,7 @@ test('a replay while a probe is under way leaves that the probe, and brings no o
 
 /** A delivery, and what takes its dead letter, which nobody else does. */
 async function startTaking(t: TestContext) {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   const [id] = (await tenant.publish()).delivery_ids
   const log = createLog('silent')
@@ -269,9 +262,7 @@ test('a replay of what an ordered endpoint is to get later has the one before it
 })
 
 test('a replay opens no day but that of its delivery', async (t) => {
-  const { url: databaseUrl, sql, newSession } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(service)
+  const { sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/hook')
   const { delivery_ids } = await tenant.publish()
   await sql`update waybill.deliveries set status = 'dead_lettered', completed_at = now()`

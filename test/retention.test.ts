@@ -8,7 +8,7 @@ import { createReplay } from '../src/flow/replay.ts'
 import { createLog } from '../src/log.ts'
 import { createDatabase } from './support/database.ts'
 import { gate, startReceiver } from './support/receiver.ts'
-import { ADMIN_KEY, createTenant, startService } from './support/service.ts'
+import { ADMIN_KEY, createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const OLD = 200
@@ -73,10 +73,11 @@ async function makeOld(
 
 /** A service with a tenant, an endpoint that is not active and what the tests ask of them. */
 async function startOld(t: TestContext, { mode = 'api' as 'api' | 'all', env = {} } = {}) {
-  const { url: databaseUrl, sql, newSession } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl, mode, env: { RETENTION_DAYS: '2', ...env } })
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(service)
+  const { databaseUrl, sql, newSession, service, tenant } = await startTenant(t, {
+    mode,
+    env: { RETENTION_DAYS: '2', ...env },
+  })
   const makeEndpoint = async (path: string) => (await tenant.createEndpoint(receiver.url(path))).endpoint_id
   const setActive = async (endpoint: string, is_active: boolean) => {
     const { status } = await tenant.call('PATCH', `/v1/endpoints/${endpoint}`, { body: { is_active } })
@@ -170,9 +171,7 @@ test('an old delivery that is replayed while retention runs is kept with its eve
 })
 
 test('a day that a run had put aside when it died is deleted by the next one, with its counts', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(service)
+  const { sql, service, tenant } = await startTenant(t, { mode: 'api' })
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/hook')
   const tables = ['events', 'deliveries', 'attempts'].map((kind) => [kind, `${kind}_20260102`] as const)
   for (const [kind, table] of tables)
@@ -486,9 +485,7 @@ test('a day that is read for long, as by a dump, loses its rows, is told of, and
 })
 
 test('retention keeps the last RETENTION_DAYS days and the rest of the day before, wherever they stand', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl, mode: 'api', env: { RETENTION_DAYS: '20' } })
-  const tenant = await createTenant(service)
+  const { sql, service, tenant } = await startTenant(t, { mode: 'api', env: { RETENTION_DAYS: '20' } })
   const { key } = tenant
   // The 20th and the 21st day ago have tables; the 22nd has none, nor has the 19th.
   for (const ago of [20, 21]) await makeDay(sql, ago)

@@ -7,7 +7,7 @@ import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, lock, waitingFor } from './support/database.ts'
 import { startProxy } from './support/proxy.ts'
 import { gate, startReceiver } from './support/receiver.ts'
-import { ADMIN_KEY, createTenant, startService, testEnvironment } from './support/service.ts'
+import { ADMIN_KEY, createTenant, startService, startTenant, testEnvironment } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const GRACE_SECONDS = 60
@@ -135,11 +135,10 @@ suite('SIGTERM', { concurrency: 2 }, () => {
 
   for (const times of [1, 2])
     test(`counts once each time that npm and the program both get it, as in a terminal: ${times} in all`, async (t) => {
-      const { url: databaseUrl, sql } = await createDatabase(t)
       const receiver = await startReceiver(t)
       const gated = gate(200)
       receiver.script('/hook', gated.reply)
-      const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+      const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
       await tenant.createEndpoint(receiver.url('/hook'))
       const npm = spawn('npm', ['start', '--', '--mode', 'worker'], {
         env: { PATH: process.env.PATH, HOME: process.env.HOME, ...testEnvironment(databaseUrl) },

@@ -4,16 +4,14 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled, watchInFlight } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const SLOTS = 40
 
 test('while attempts cannot be recorded, half as many again as there are slots wait for it, each slot makes one more at most, and none is lost', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint(receiver.url('/hook'))
   await publishMany(sql, tenant.tenantId, 5 * SLOTS)
   await sql.begin(async (lock) => {
@@ -37,10 +35,8 @@ test('while attempts cannot be recorded, half as many again as there are slots w
 })
 
 test('no more requests are under way than there are slots, however many wait for their endpoints', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   const paths = ['/a', '/b', '/c', '/d', '/e']
   for (const path of paths) await tenant.createEndpoint(receiver.url(path))
   const events = 500

@@ -21,6 +21,7 @@ import {
   ENCRYPTION_KEY,
   runProgram,
   startService,
+  startTenant,
   testEnvironment,
 } from './support/service.ts'
 import { verifyStandard } from './support/verify.ts'
@@ -236,9 +237,7 @@ suite('starting', { concurrency: 3 }, () => {
   })
 
   test('a taken port ends the start with 1 and a reason, before anything is claimed', async (t) => {
-    const { url: databaseUrl, sql } = await createDatabase(t)
-    const first = await startService(t, { databaseUrl, mode: 'api' })
-    const tenant = await createTenant(first)
+    const { databaseUrl, sql, service: first, tenant } = await startTenant(t, { mode: 'api' })
     await tenant.createEndpoint('http://127.0.0.1:9/never')
     await tenant.publish()
     const second = runProgram(t, { env: { ...testEnvironment(databaseUrl), PORT: String(first.port) } })

@@ -8,7 +8,7 @@ import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, NO_LIMITS, publishMany, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** A database in which the tenant `acme` has one endpoint, for all types. */
@@ -56,9 +56,8 @@ test('deliveries whose jobs were deleted behind the service are all sent after a
 })
 
 test('a delivery without a job is found behind more than one look can hold', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   const create = async () => (await tenant.createEndpoint(receiver.url('/hook'))).endpoint_id
   const [before, behind] = [await create(), await create()].sort()
   const { delivery_ids } = await tenant.publish()
@@ -75,9 +74,7 @@ test('a delivery without a job is found behind more than one look can hold', asy
 })
 
 test('a rate window that begins tomorrow, because the clock was ahead, refuses nobody until then', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const api = await startService(t, { databaseUrl, mode: 'api', env: { RATE_LIMIT_EVENTS_WRITE: '1' } })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api', env: { RATE_LIMIT_EVENTS_WRITE: '1' } })
   const publish = () => tenant.call('POST', '/v1/events', { body: { event_type: 'a', payload: {} } })
   assert.equal((await publish()).status, 202)
   await sql`update waybill.rate_windows set window_start = window_start + interval '1 day'`
@@ -87,9 +84,8 @@ test('a rate window that begins tomorrow, because the clock was ahead, refuses n
 })
 
 test('what is to begin tomorrow, because the clock was ahead, begins now', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   const create = async (name: string, change: object) => {
     const { endpoint_id } = await tenant.createEndpoint(receiver.url(`/${name}`), { subscribed_events: [name] })
     for (let n = 0; n < 2; n++) await tenant.publish(name)
@@ -111,9 +107,8 @@ test('what is to begin tomorrow, because the clock was ahead, begins now', async
 })
 
 test('what was queued, failed or claimed tomorrow, because the clock was ahead, is sent now, and schedules run', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   const publish = async (name: string) => {
     await tenant.createEndpoint(receiver.url(`/${name}`), { subscribed_events: [name] })
     return (await tenant.publish(name)).delivery_ids[0]!
@@ -264,9 +259,8 @@ test('what has lost its job is held once, while it is being replayed', async (t)
 })
 
 test('a probe that is due tomorrow, because the clock was ahead, is made now', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   const { endpoint_id } = await tenant.createEndpoint(receiver.url())
   await tenant.publish()
   await sql`
@@ -277,10 +271,8 @@ test('a probe that is due tomorrow, because the clock was ahead, is made now', a
 })
 
 test('a replay whose job is lost is one attempt more, and leaves no gap', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint(receiver.url())
   const worker = await startService(t, { databaseUrl, mode: 'worker' })
   const id = (await tenant.publish()).delivery_ids[0]!
@@ -300,8 +292,7 @@ test('a replay whose job is lost is one attempt more, and leaves no gap', async 
 })
 
 test('what was queued or given up on in a leap of the clock that nobody has seen comes now', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
   cleanUp(t, () => pool.end())

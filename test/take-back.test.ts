@@ -7,19 +7,16 @@ import { createLog } from '../src/log.ts'
 import { createBoss, DELIVERIES, stopBoss } from '../src/queue.ts'
 import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany } from './support/lanes.ts'
 import { gate, startReceiver } from './support/receiver.ts'
-import { createTenant, startService } from './support/service.ts'
+import { startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const LOST = 'worker_lost'
 
 test('what lost its worker is due at once; what loses one after the other waits, and is dead-lettered after the fifth', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint(receiver.url('/hook'))
   const cases = {
     'in the hands of a worker': { claims: 1, earlier: 0, failures: 0, silentSeconds: 0 },
@@ -91,9 +88,8 @@ test('what lost its worker is due at once; what loses one after the other waits,
 })
 
 test('what was claimed when the last worker was lost hours ago is sent by the next one', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint(receiver.url('/hook'))
   for (const count of [1, 3]) await publishMany(sql, tenant.tenantId, count)
   await sql`
@@ -103,10 +99,8 @@ test('what was claimed when the last worker was lost hours ago is sent by the ne
 })
 
 test('what is under way while the database’s clock leaps ahead by days is not taken for lost', async (t) => {
-  const { url, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const service = await startService(t, { databaseUrl: url })
-  const tenant = await createTenant(service)
+  const { databaseUrl: url, sql, tenant } = await startTenant(t)
   const { reply, open } = gate()
   receiver.script('/busy', reply)
   await tenant.createEndpoint(receiver.url('/busy'))
@@ -128,8 +122,7 @@ test('what is under way while the database’s clock leaps ahead by days is not 
 })
 
 test('a claim that is taken back while its touch waits for the database is late', async (t) => {
-  const { url, sql, newSession } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/')
   await tenant.publish()
   const { send } = await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 1 })
@@ -150,8 +143,7 @@ test('a claim that is taken back while its touch waits for the database is late'
 })
 
 test('no more bundles are taken apart than hold what is taken back', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/')
   await publishMany(sql, tenant.tenantId, 1600)
   await sql`
@@ -168,12 +160,10 @@ test('no more bundles are taken apart than hold what is taken back', async (t) =
 })
 
 test('what a worker cannot put away does not keep it from putting others away', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
   const { reply, open } = gate()
   receiver.script('/half-open', reply)
-  const api = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   const halfOpen = await tenant.createEndpoint(receiver.url('/half-open'))
   const inactive = await tenant.createEndpoint(receiver.url('/inactive'))
   for (const n of [1, 2, 3]) await tenant.publish('a.b', { n })
@@ -208,9 +198,7 @@ for (const [lapsed, current, firstToEnd] of [
   [500, 500, 'second'],
 ] as const)
   test(`of a delivery that a worker has claimed twice, only the second attempt is stored (${lapsed}, then ${current}; the ${firstToEnd} ends first)`, async (t) => {
-    const { url, sql } = await createDatabase(t)
-    const api = await startService(t, { databaseUrl: url, mode: 'api' })
-    const tenant = await createTenant(api)
+    const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
     await tenant.createEndpoint('http://127.0.0.1:9/never')
     // One by one: what is published together shares a job.
     for (let n = 0; n < 3; n++) await publishMany(sql, tenant.tenantId, 1)
@@ -246,8 +234,7 @@ for (const [lapsed, current, firstToEnd] of [
   })
 
 test('a hold that is tried again leaves alone what has been released and claimed since', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/never')
   await publishMany(sql, tenant.tenantId, 1)
   const log = createLog('silent')
@@ -282,10 +269,9 @@ test('a hold that is tried again leaves alone what has been released and claimed
 })
 
 test('an attempt that lost its worker is shown also when the month has no other left', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
   const env = { MONTHLY_ATTEMPT_LIMIT: '1' }
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api', env }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api', env })
   await tenant.createEndpoint(receiver.url('/hook'))
   const [id] = (await tenant.publish()).delivery_ids
   const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
@@ -314,9 +300,7 @@ test('an attempt that lost its worker is shown also when the month has no other 
 })
 
 test('who records late that the month allowed no attempt leaves alone the replay that has been claimed since', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const api = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(api)
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   const [id] = (await tenant.publish()).delivery_ids
   const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 2 })
@@ -344,8 +328,7 @@ test('who records late that the month allowed no attempt leaves alone the replay
 })
 
 test('nobody takes back what the month allowed no attempt while that is being recorded', async (t) => {
-  const { url, sql, newSession } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl: url, mode: 'api' }))
+  const { databaseUrl: url, sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   for (let i = 0; i < 2; i++) await tenant.publish()
   const log = createLog('silent')

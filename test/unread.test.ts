@@ -3,9 +3,10 @@ import { readFile } from 'node:fs/promises'
 import { connect, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import type { Pool } from '../src/db/open.ts'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase, type TestDatabase } from './support/database.ts'
-import { createTenant, type Service, startService, type Tenant } from './support/service.ts'
+import { createDatabase } from './support/database.ts'
+import { createTenant, type Service, startService, startTenant, type Tenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** An attempts page of 4 MiB, more than the kernel keeps of one on its way. */
@@ -21,7 +22,7 @@ test('answers that nobody reads are bounded and cut off; who reads slowly gets a
   const tenants = [await createTenant(service), await createTenant(service), await createTenant(service)] as const
   const [greedy, slow, other] = tenants
   const page = new Map<Tenant, string>()
-  for (const tenant of tenants) page.set(tenant, await addAttempts(database, tenant))
+  for (const tenant of tenants) page.set(tenant, await addAttempts(database.sql, tenant))
   const read = (tenant: Tenant) => tenant.call('GET', page.get(tenant)!)
   const { text } = await read(slow)
   assert.ok(text.length > ROWS * BODY_BYTES)
@@ -63,10 +64,8 @@ test('answers that nobody reads are bounded and cut off; who reads slowly gets a
 })
 
 test('answers one behind the other on a connection that is lost take no room any more', async (t) => {
-  const database = await createDatabase(t)
-  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
-  const tenant = await createTenant(service)
-  const path = await addAttempts(database, tenant)
+  const { sql, service, tenant } = await startTenant(t, { mode: 'api' })
+  const path = await addAttempts(sql, tenant)
   const status = async () => (await tenant.call('GET', path)).status
   for (let round = 0; round < 3; round++) {
     const sockets: Socket[] = []
@@ -82,10 +81,8 @@ test('answers one behind the other on a connection that is lost take no room any
 })
 
 test('nor do answers that CONNECT came behind', async (t) => {
-  const database = await createDatabase(t)
-  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
-  const tenant = await createTenant(service)
-  const path = await addAttempts(database, tenant)
+  const { sql, service, tenant } = await startTenant(t, { mode: 'api' })
+  const path = await addAttempts(sql, tenant)
   const many = ask(tenant, path.replace(`limit=${ROWS}`, `limit=${ROWS / 5}`)).repeat(30)
   for (let round = 0; round < 4; round++) {
     const sockets: Socket[] = []
@@ -103,7 +100,7 @@ test('nor do answers that CONNECT came behind', async (t) => {
 })
 
 /** A delivery of the tenant with as many attempts as a page holds, each with a body of the largest size; the page's path. */
-async function addAttempts({ sql }: TestDatabase, tenant: Tenant): Promise<string> {
+async function addAttempts(sql: Pool, tenant: Tenant): Promise<string> {
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
   const id = (await tenant.publish()).delivery_ids[0]!
   await sql`

@@ -1,13 +1,11 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createDatabase } from '../support/database.ts'
 import { startReceiver } from '../support/receiver.ts'
-import { createTenant, startService } from '../support/service.ts'
+import { startService, startTenant } from '../support/service.ts'
 
 test('what is published is sent at once, by a worker in another process that had nothing to do', async (t) => {
-  const { url: databaseUrl } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { databaseUrl, tenant } = await startTenant(t, { mode: 'api' })
   await startService(t, { databaseUrl, mode: 'worker' })
   await tenant.createEndpoint(receiver.url('/hook'))
   const waits: number[] = []

@@ -1,14 +1,11 @@
 import assert from 'node:assert/strict'
 import { hash, randomUUID } from 'node:crypto'
 import { after, describe, test } from 'node:test'
-import { createDatabase } from '../support/database.ts'
 import { routesOf } from '../support/routes.ts'
-import { ADMIN_KEY, createTenant, type Reply, startService } from '../support/service.ts'
+import { ADMIN_KEY, createTenant, type Reply, startTenant } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
 
-const database = await createDatabase({ after })
-const service = await startService({ after }, { databaseUrl: database.url, mode: 'api' })
-const owner = await createTenant(service)
+const { sql, service, tenant: owner } = await startTenant({ after }, { mode: 'api' })
 const stranger = await createTenant(service)
 const { endpoint_id } = await owner.createEndpoint('http://127.0.0.1:9/hook', { description: 'mine' })
 const { event_id, delivery_ids } = await owner.publish('thing.happened', { n: 1 }, 'key-1')
@@ -33,7 +30,7 @@ test('a key that was refused is taken as soon as it is there', async () => {
   const ask = async () => (await service.call('GET', `/v1/endpoints/${endpoint_id}`, { key })).status
   assert.equal(await ask(), 401)
   // As an operator does who brings it back from a backup.
-  await database.sql`
+  await sql`
     insert into waybill.api_keys (tenant_id, api_key_id, name, key_hash)
     values (${owner.tenantId}, ${randomUUID()}, 'again', decode(${hash('sha256', key, 'hex')}, 'hex'))`
   assert.equal(await ask(), 200)
@@ -168,9 +165,7 @@ test('secrets are shown once: no other answer holds one', async () => {
 })
 
 test('a key that was deleted is accepted by no process soon after', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(service)
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
   assert.equal((await tenant.call('GET', '/v1/endpoints')).status, 200)
   await sql`delete from waybill.api_keys where tenant_id = ${tenant.tenantId}`
   await waitFor(async () => (await tenant.call('GET', '/v1/endpoints')).status === 401, {

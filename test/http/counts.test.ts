@@ -2,10 +2,9 @@ import assert from 'node:assert/strict'
 import { type AddressInfo, createServer } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { createDatabase } from '../support/database.ts'
 import { settled } from '../support/lanes.ts'
 import { startReceiver } from '../support/receiver.ts'
-import { ADMIN_KEY, createTenant, startService } from '../support/service.ts'
+import { ADMIN_KEY, createTenant, startTenant } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
 
 const EVENTS = 5000
@@ -22,11 +21,8 @@ const env = {
 }
 const quiet = { LOG_LEVEL: 'info' }
 
-const database = await createDatabase({ after })
-const { sql } = database
-const service = await startService({ after }, { databaseUrl: database.url, env: { ...env, ...quiet } })
+const { sql, service, tenant } = await startTenant({ after }, { env: { ...env, ...quiet } })
 const receiver = await startReceiver({ after })
-const tenant = await createTenant(service)
 // Another tenant's traffic must not show in any number of the first one's.
 const other = await createTenant(service)
 const get = async (path: string) => (await tenant.call('GET', path)).body
@@ -260,9 +256,8 @@ async function age(days: number): Promise<void> {
 }
 
 test('health tells the last status codes, newest first, the last success and failure, and rates of 24 hours', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, env: { RETRY_LIMIT: '0' } }))
+  const { sql, tenant } = await startTenant(t, { env: { RETRY_LIMIT: '0' } })
   const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
   const codes = [500, 201, 404, 202, 503, 200]
   receiver.script('/hook', ...(codes as [number, ...number[]]))
@@ -294,9 +289,8 @@ test('health tells the last status codes, newest first, the last success and fai
 })
 
 test('of attempts that are recorded together, the one that ended last is the newest', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl }))
+  const { sql, tenant } = await startTenant(t)
   const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
   await tenant.publish()
   await settled(sql)

@@ -1,11 +1,10 @@
 import assert from 'node:assert/strict'
-import { after, test } from 'node:test'
+import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import fc from 'fast-check'
 import { Pool } from 'undici'
-import { createDatabase } from '../support/database.ts'
 import { type FuzzRequest, requests } from '../support/requests.ts'
-import { ADMIN_KEY, createTenant, startService } from '../support/service.ts'
+import { ADMIN_KEY, startTenant } from '../support/service.ts'
 import { checkAnswer } from '../support/validate.ts'
 
 const UNLIMITED = {
@@ -20,9 +19,7 @@ const AT_ONCE = 32
 const REQUESTS = 20_480
 
 test(`${REQUESTS} requests made from the API’s description get answers that it describes, and no 5xx`, async (t) => {
-  const database = await createDatabase({ after })
-  const service = await startService({ after }, { databaseUrl: database.url, mode: 'api', env: UNLIMITED })
-  const tenant = await createTenant(service)
+  const { service, tenant } = await startTenant(t, { mode: 'api', env: UNLIMITED })
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/', { subscribed_events: ['thing.happened'] })
   const { event_id, delivery_ids } = await tenant.publish()
   const pool = new Pool(service.url, { connections: AT_ONCE })

@@ -10,7 +10,15 @@ import { createDatabase } from '../support/database.ts'
 import { settled } from '../support/lanes.ts'
 import { rawRequest } from '../support/raw-http.ts'
 import { startReceiver } from '../support/receiver.ts'
-import { ADMIN_KEY, type Call, caller, createTenant, type Reply, startService } from '../support/service.ts'
+import {
+  ADMIN_KEY,
+  type Call,
+  caller,
+  createTenant,
+  type Reply,
+  startService,
+  startTenant,
+} from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
 
 const NEXT_MONTH = () => new Date(Date.UTC(new Date().getUTCFullYear(), new Date().getUTCMonth() + 1, 1)).toISOString()
@@ -178,9 +186,8 @@ describe('a quota lets exactly as much through as it says, with 100 requests at 
 test('what is dead-lettered because the month is used up shows how its last attempt went', async (t) => {
   const receiver = await startReceiver(t)
   receiver.script('/', 500)
-  const { url: databaseUrl } = await createDatabase(t)
   const env = { MONTHLY_ATTEMPT_LIMIT: '1', RETRY_DELAY_SECONDS: '1', RETRY_DELAY_MAX_SECONDS: '1' }
-  const tenant = await createTenant(await startService(t, { databaseUrl, env }))
+  const { tenant } = await startTenant(t, { env })
   await tenant.createEndpoint(receiver.url())
   const [id] = (await tenant.publish()).delivery_ids
   const dead = await waitFor(async () => {
@@ -413,10 +420,8 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
 })
 
 test('what was used in another month does not count in this one', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const service = await startService(t, { databaseUrl, env: { MONTHLY_EVENT_LIMIT: '1', MONTHLY_ATTEMPT_LIMIT: '1' } })
-  const tenant = await createTenant(service)
+  const { sql, tenant } = await startTenant(t, { env: { MONTHLY_EVENT_LIMIT: '1', MONTHLY_ATTEMPT_LIMIT: '1' } })
   await tenant.createEndpoint(receiver.url())
   const { delivery_ids } = await tenant.publish()
   await receiver.until(1)
@@ -435,8 +440,7 @@ test('what was used in another month does not count in this one', async (t) => {
 })
 
 test('what is held without having been counted gives its tenant no attempts beyond the month', async (t) => {
-  const { url: databaseUrl, sql } = await createDatabase(t)
-  const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/never')
   for (let n = 0; n < 3; n++) await tenant.publish()
   await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { is_active: false } })

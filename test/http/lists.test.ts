@@ -1,17 +1,14 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
-import { createDatabase } from '../support/database.ts'
 import { gate, startReceiver } from '../support/receiver.ts'
-import { createTenant, startService } from '../support/service.ts'
+import { startTenant } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
 
 type Row = Record<string, string> & { created_at: string }
 type Page = { data: Row[]; limit: number; offset: number; has_more: boolean; next_cursor: string | null }
 
-const database = await createDatabase({ after })
-const service = await startService({ after }, { databaseUrl: database.url, env: { RETRY_DELAY_SECONDS: '3600' } })
+const { tenant } = await startTenant({ after }, { env: { RETRY_DELAY_SECONDS: '3600' } })
 const receiver = await startReceiver({ after })
-const tenant = await createTenant(service)
 const list = async (path: string): Promise<Page> => {
   const { status, body, text } = await tenant.call('GET', path)
   assert.equal(status, 200, text)

@@ -2,13 +2,10 @@ import assert from 'node:assert/strict'
 import { connect, type Socket } from 'node:net'
 import { after, test } from 'node:test'
 import { peakMemory } from '../../scripts/bench/usage.ts'
-import { createDatabase } from '../support/database.ts'
 import { rawRequest } from '../support/raw-http.ts'
-import { createTenant, startService } from '../support/service.ts'
+import { startService, startTenant } from '../support/service.ts'
 
-const { url: databaseUrl } = await createDatabase({ after })
-const service = await startService({ after }, { databaseUrl, mode: 'api' })
-const tenant = await createTenant(service)
+const { databaseUrl, service, tenant } = await startTenant({ after }, { mode: 'api' })
 
 const HEAD = `Host: localhost\r\nContent-Type: application/json\r\n`
 const CHUNKED = `POST /v1/events HTTP/1.1\r\n${HEAD}Transfer-Encoding: chunked\r\n\r\n`

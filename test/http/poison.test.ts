@@ -1,15 +1,12 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { sliceMember } from '../../src/json.ts'
-import { createDatabase } from '../support/database.ts'
 import { ODD_PAYLOADS, POISON, REFUSED_BODIES } from '../support/poison.ts'
 import { startReceiver } from '../support/receiver.ts'
-import { ADMIN_KEY, createTenant, startService } from '../support/service.ts'
+import { ADMIN_KEY, startTenant } from '../support/service.ts'
 
-const database = await createDatabase({ after })
 const env = { RATE_LIMIT_ENDPOINTS_WRITE: '0', MAX_ENDPOINTS: '10000' }
-const service = await startService({ after }, { databaseUrl: database.url, env })
-const tenant = await createTenant(service)
+const { sql, service, tenant } = await startTenant({ after }, { env })
 const receiver = await startReceiver({ after })
 await tenant.createEndpoint(receiver.url())
 const publish = (body: string | Uint8Array, headers: Record<string, string> = {}) =>
@@ -53,7 +50,7 @@ describe('a payload that is odd but JSON arrives as it was published, byte for b
 })
 
 describe('a body that is not what it should be is refused', () => {
-  const countStored = async () => (await database.sql`select count(*)::int as n from waybill.events`)[0]?.n
+  const countStored = async () => (await sql`select count(*)::int as n from waybill.events`)[0]?.n
   let storedBefore: number
   before(async () => {
     storedBefore = await countStored()

@@ -2,14 +2,11 @@ import assert from 'node:assert/strict'
 import { connect } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { cpuSeconds } from '../../scripts/bench/usage.ts'
-import { createDatabase } from '../support/database.ts'
 import { type RawAnswer, rawRequest } from '../support/raw-http.ts'
-import { ADMIN_KEY, createTenant, startService } from '../support/service.ts'
+import { ADMIN_KEY, startTenant } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
 
-const database = await createDatabase({ after })
-const service = await startService({ after }, { databaseUrl: database.url, mode: 'api' })
-const tenant = await createTenant(service)
+const { sql, service, tenant } = await startTenant({ after }, { mode: 'api' })
 const HOST = 'Host: localhost\r\n'
 const AUTH = `Authorization: Bearer ${tenant.key}\r\n`
 const JSON_TYPE = 'Content-Type: application/json\r\n'
@@ -336,7 +333,6 @@ const RETENTION_RUN = `POST /v1/admin/retention/run HTTP/1.1\r\n${HOST}Authoriza
 test('behind a request that is being answered, what is no request ends the connection and is not taken for its answer', {
   timeout: 60_000,
 }, async () => {
-  const { sql } = database
   const waiting = () =>
     sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
   const noRequests = ['hello\r\n\r\n', 'GET /health HTTP/1.1\r\n\r\n']
@@ -371,7 +367,7 @@ test('a hundred requests sent ahead are answered, and who sends one more before 
   timeout: 60_000,
 }, async () => {
   let hundred: Promise<string[]> | undefined
-  await database.sql.begin(async (tx) => {
+  await sql.begin(async (tx) => {
     await tx`lock table waybill.idempotency_keys in access exclusive mode`
     hundred = statuses(100)
     assert.deepEqual(await statuses(101), [])
@@ -385,7 +381,7 @@ test('what all connections send ahead is bounded by what it takes: who sends mor
 }, async () => {
   const answers: string[][] = []
   let all: Promise<unknown> | undefined
-  await database.sql.begin(async (tx) => {
+  await sql.begin(async (tx) => {
     await tx`lock table waybill.idempotency_keys in access exclusive mode`
     const each = Array.from({ length: 30 }, () => statuses(80, 'a: b\r\n'.repeat(100)))
     all = Promise.all(each.map((one) => one.then((found) => answers.push(found))))

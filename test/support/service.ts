@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
 import { cleanUp, type Scope } from './cleanup.ts'
+import { createDatabase } from './database.ts'
 import { checkAnswer } from './validate.ts'
 import { waitFor } from './wait.ts'
 
@@ -218,6 +219,13 @@ export async function createTenant(
       return expectStatus(answer, 202).body
     },
   }
+}
+
+/** A database of the test's own, the service on it, and a tenant. */
+export async function startTenant(scope: Scope, options: Omit<ServiceOptions, 'databaseUrl'> = {}) {
+  const { url: databaseUrl, sql, newSession } = await createDatabase(scope)
+  const service = await startService(scope, { databaseUrl, ...options })
+  return { databaseUrl, sql, newSession, service, tenant: await createTenant(service) }
 }
 
 function expectStatus(reply: Reply, status: number): Reply {
