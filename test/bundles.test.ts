@@ -1,24 +1,19 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
-import { openDb, type Pool } from '../src/db/open.ts'
+import type { Pool } from '../src/db/open.ts'
 import { type Claim, createClaim, touch, unbundle, unclaim } from '../src/flow/claim.ts'
-import { createLog } from '../src/log.ts'
 import { createAttempt } from './support/attempts.ts'
-import { cleanUp } from './support/cleanup.ts'
 import { assertBooks, publishMany, settled } from './support/lanes.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
-const log = createLog('silent')
-
 /** A tenant whose endpoint is at a receiver; workers come as the test says. */
 async function start(t: TestContext, env: Record<string, string> = {}) {
   const receiver = await startReceiver(t)
-  const { databaseUrl, sql, service: api, tenant } = await startTenant(t, { mode: 'api', env })
+  const { databaseUrl, sql, openPool, service: api, tenant } = await startTenant(t, { mode: 'api', env })
   const endpoint = await tenant.createEndpoint(receiver.url('/hook'))
-  const pool = openDb(databaseUrl, { log, name: 'test', max: 2 })
-  cleanUp(t, () => pool.end())
+  const pool = openPool({ max: 2 })
   return {
     databaseUrl,
     sql,

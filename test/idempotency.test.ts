@@ -1,9 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, test } from 'node:test'
-import { openDb } from '../src/db/open.ts'
 import { createPublish } from '../src/flow/publish.ts'
-import { createLog } from '../src/log.ts'
-import { cleanUp, type Scope } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, type Reply, startService, type Tenant } from './support/service.ts'
@@ -180,11 +177,11 @@ test('a repeated publish is answered like the first however often it comes, also
   assert.deepEqual(await eventsOf(tenant), { events: 2, deliveries: 2, jobs: 2 })
 })
 
-test('a repeated publish that is stored in one batch with what is held makes no second event of its key', async (t) => {
+test('a repeated publish that is stored in one batch with what is held makes no second event of its key', async () => {
   const tenant = await createTenant(service)
   const endpoint = { url: receiver.url(), subscribed_events: ['*'], ordered: true }
   assert.equal((await tenant.call('POST', '/v1/endpoints', { body: endpoint })).status, 201)
-  const publishOne = publishHere(t, async () => {})
+  const publishOne = publishHere(async () => {})
   const { outcome } = await publishOne(tenant, 'k', '{"n":1}')
   assert.equal(outcome, 'accepted')
   // What is called in one turn is one batch.
@@ -198,9 +195,9 @@ test('a repeated publish that is stored in one batch with what is held makes no 
   assert.deepEqual(await eventsOf(tenant), { events: 3, deliveries: 3, jobs: 0 })
 })
 
-test('requests of one batch have places of their own in the rate window, also where one repeats an event', async (t) => {
+test('requests of one batch have places of their own in the rate window, also where one repeats an event', async () => {
   const tenant = await start()
-  const publishOne = publishHere(t, async () => {})
+  const publishOne = publishHere(async () => {})
   await publishOne(tenant, 'k', '{"n":1}')
   const results = await Promise.all(['a', 'k', 'b'].map((key) => publishOne(tenant, key, '{"n":1}')))
   assert.deepEqual(
@@ -213,11 +210,11 @@ test('requests of one batch have places of their own in the rate window, also wh
   )
 })
 
-test('an event whose key another one has lost by being refused is judged for itself', async (t) => {
+test('an event whose key another one has lost by being refused is judged for itself', async () => {
   const tenant = await createTenant(service, { limits: { max_fanout_endpoints: 1 } })
   for (const path of ['/1', '/2'])
     await tenant.createEndpoint(receiver.url(path), { subscribed_events: ['order.placed'] })
-  const publishOne = publishHere(t, async () => {})
+  const publishOne = publishHere(async () => {})
   const results = await Promise.all([
     publishOne(tenant, 'k', '{}', 'order.placed'),
     publishOne(tenant, 'k', '{}', 'order.paid'),
@@ -248,9 +245,8 @@ test('a key whose event is gone makes a new event, once, and each request is cou
 })
 
 /** Publishing in this process; `watch` sees each statement before it goes to the database. */
-function publishHere(t: Scope, watch: (statement: string) => Promise<void>) {
-  const pool = openDb(database.url, { log: createLog('silent'), name: 'test', max: 8 })
-  cleanUp(t, () => pool.end({ timeout: 1 }))
+function publishHere(watch: (statement: string) => Promise<void>) {
+  const pool = database.openPool({ max: 8 })
   const watched = async (parts: TemplateStringsArray, ...values: never[]) => {
     await watch(parts.join('?'))
     return await pool(parts, ...values)
@@ -263,10 +259,10 @@ function publishHere(t: Scope, watch: (statement: string) => Promise<void>) {
 
 const isLoad = (statement: string) => statement.includes('select payload from')
 
-test('a key whose event goes just before it is compared makes a new event, and the request is counted once', async (t) => {
+test('a key whose event goes just before it is compared makes a new event, and the request is counted once', async () => {
   const tenant = await start()
   let gone = 0
-  const publish = publishHere(t, async (statement) => {
+  const publish = publishHere(async (statement) => {
     if (!isLoad(statement) || gone++ > 0) return
     await database.sql`delete from waybill.deliveries where tenant_id = ${tenant.tenantId}`
     await database.sql`delete from waybill.events where tenant_id = ${tenant.tenantId}`
@@ -277,11 +273,11 @@ test('a key whose event goes just before it is compared makes a new event, and t
   assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 2 })
 })
 
-test('the first event is read only for a request that may repeat it, and a tenant has no two large ones read at once', async (t) => {
+test('the first event is read only for a request that may repeat it, and a tenant has no two large ones read at once', async () => {
   const [tenant, other] = [await start(), await start()]
   const { promise: held, resolve: open } = Promise.withResolvers<void>()
   let loads = 0
-  const publish = publishHere(t, async (statement) => {
+  const publish = publishHere(async (statement) => {
     if (!isLoad(statement)) return
     loads++
     await held

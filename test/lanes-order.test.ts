@@ -1,11 +1,9 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
-import { openDb, type Pool } from '../src/db/open.ts'
+import type { Pool } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
-import { createLog } from '../src/log.ts'
 import { createSecretBox } from '../src/secrets.ts'
-import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/lanes.ts'
 import { gate, type Receipt, type Receiver, startReceiver } from './support/receiver.ts'
@@ -14,13 +12,12 @@ import { waitFor } from './support/wait.ts'
 
 /** An API, a receiver and a tenant; workers come and go as the test says. */
 async function start(t: TestContext, env: Record<string, string> = {}) {
-  const { url: databaseUrl, sql } = await createDatabase(t)
+  const { url: databaseUrl, sql, openPool } = await createDatabase(t)
   const receiver = await startReceiver(t)
   const all = { RETRY_DELAY_SECONDS: '1', RETRY_DELAY_MAX_SECONDS: '1', ...env }
   const api = await startService(t, { databaseUrl, mode: 'api', env: all })
   const startWorker = () => startService(t, { databaseUrl, mode: 'worker', env: all })
-  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 2 })
-  cleanUp(t, () => pool.end())
+  const pool = openPool({ max: 2 })
   const addTenant = () => createTenant(api)
   return { sql, receiver, startWorker, addTenant, tenant: await addTenant(), claim: createClaim(pool, 1e9) }
 }

@@ -1,10 +1,8 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { openDb } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { takeDeadLetters } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'
-import { createBoss } from '../src/queue.ts'
 import { createAttempt } from './support/attempts.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
@@ -87,15 +85,12 @@ test('held deliveries are released although a replay of one of them and their re
 })
 
 test('dead letters are taken although a replay of one of them and their taking wait for each other', async (t) => {
-  const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
+  const { databaseUrl: url, sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/hook')
   for (let nth = 0; nth < 3; nth++) await tenant.publish()
   const log = createLog('silent')
-  const pool = openDb(url, { log, name: 'test', max: 2 })
-  cleanUp(t, () => pool.end())
-  const boss = createBoss(url, log)
-  await boss.start()
-  cleanUp(t, () => boss.stop({ graceful: false }))
+  const pool = openPool({ max: 2 })
+  const boss = await startBoss(t, url)
   const { send: lost } = await createClaim(pool, 1000)({ kind: 'first', thorough: true, max: 10 })
   await sql`update pgboss.job set retry_limit = 0 where name = 'deliveries'`
   const ids = lost.map(({ deliveryId }) => deliveryId)
@@ -200,15 +195,12 @@ test('a replay while a probe is under way leaves that the probe, and brings no o
 
 /** A delivery, and what takes its dead letter, which nobody else does. */
 async function startTaking(t: TestContext) {
-  const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
+  const { databaseUrl: url, sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   const [id] = (await tenant.publish()).delivery_ids
   const log = createLog('silent')
-  const pool = openDb(url, { log, name: 'test', max: 2 })
-  cleanUp(t, () => pool.end())
-  const boss = createBoss(url, log)
-  await boss.start()
-  cleanUp(t, () => boss.stop({ graceful: false }))
+  const pool = openPool({ max: 2 })
+  const boss = await startBoss(t, url)
   const { send } = await createClaim(pool, 1000)({ kind: 'first', thorough: true, max: 1 })
   const standing = async () =>
     (

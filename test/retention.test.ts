@@ -1,11 +1,9 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
-import { openDb } from '../src/db/open.ts'
 import { fragment } from '../src/db/statement.ts'
 import { createPublish } from '../src/flow/publish.ts'
 import { createReplay } from '../src/flow/replay.ts'
-import { createLog } from '../src/log.ts'
 import { createDatabase } from './support/database.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService, startTenant } from './support/service.ts'
@@ -74,10 +72,8 @@ async function makeOld(
 /** A service with a tenant, an endpoint that is not active and what the tests ask of them. */
 async function startOld(t: TestContext, { mode = 'api' as 'api' | 'all', env = {} } = {}) {
   const receiver = await startReceiver(t)
-  const { databaseUrl, sql, newSession, service, tenant } = await startTenant(t, {
-    mode,
-    env: { RETENTION_DAYS: '2', ...env },
-  })
+  const world = await startTenant(t, { mode, env: { RETENTION_DAYS: '2', ...env } })
+  const { sql, service, tenant } = world
   const makeEndpoint = async (path: string) => (await tenant.createEndpoint(receiver.url(path))).endpoint_id
   const setActive = async (endpoint: string, is_active: boolean) => {
     const { status } = await tenant.call('PATCH', `/v1/endpoints/${endpoint}`, { body: { is_active } })
@@ -110,20 +106,7 @@ async function startOld(t: TestContext, { mode = 'api' as 'api' | 'all', env = {
     assert.deepEqual({ ...counts }, { ...rows })
     return { ...counts }
   }
-  return {
-    databaseUrl,
-    sql,
-    newSession,
-    service,
-    receiver,
-    tenant,
-    makeEndpoint,
-    setActive,
-    off,
-    runRetention,
-    daysLeft,
-    count,
-  }
+  return { ...world, receiver, makeEndpoint, setActive, off, runRetention, daysLeft, count }
 }
 
 test('an old delivery that is replayed while retention runs is kept with its event, or gone with it', async (t) => {
@@ -277,9 +260,9 @@ test('while the default partitions are large nothing is moved there, and days of
 
 test('whoever comes while live rows are moved waits, and finds each of them once', { timeout: 120_000 }, async (t) => {
   const {
-    databaseUrl,
     sql,
     newSession,
+    openPool,
     service,
     receiver,
     tenant,
@@ -322,8 +305,7 @@ test('whoever comes while live rows are moved waits, and finds each of them once
   await setActive(queued!, true)
 
   // Connections that wait as long as it takes, and know the statements from before.
-  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'patient', max: 8, patienceMs: 60_000 })
-  t.after(() => pool.end({ timeout: 1 }))
+  const pool = openPool({ max: 8, patienceMs: 60_000 })
   const update = (id: string) =>
     pool`update waybill.deliveries set updated_at = now() where tenant_id = ${tenantId} and delivery_id = ${id} returning 1`
   const list = () =>

@@ -6,8 +6,6 @@ import { suite, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { PgBoss } from 'pg-boss'
-import { openDb } from '../src/db/open.ts'
-import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { connect, createDatabase, PASSWORD } from './support/database.ts'
 import { createDirectory } from './support/directory.ts'
@@ -329,7 +327,7 @@ suite('starting', { concurrency: 3 }, () => {
   })
 
   test('what a database or role is set to changes neither what statements mean nor how long they may wait', async (t) => {
-    const { url: databaseUrl, sql } = await createDatabase(t)
+    const { url: databaseUrl, sql, openPool } = await createDatabase(t)
     const name = new URL(databaseUrl).pathname.slice(1)
     await sql.text(`alter database ${name} set bytea_output = 'escape'`)
     await sql.text(`alter database ${name} set datestyle = 'SQL, DMY'`)
@@ -347,8 +345,7 @@ suite('starting', { concurrency: 3 }, () => {
     await tenant.publish()
     await receiver.until(1)
     await settled(sql)
-    const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
-    cleanUp(t, () => pool.end())
+    const pool = openPool()
     const [settings] = await pool`
       select current_setting('transaction_isolation') as isolation, current_setting('array_nulls') as nulls,
         current_setting('lock_timeout') as waits, current_setting('idle_session_timeout') as idles`

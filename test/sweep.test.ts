@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { openDb } from '../src/db/open.ts'
 import { createClockMender } from '../src/flow/clock-set-back.ts'
 import { startSweep } from '../src/flow/sweep.ts'
 import { createLog } from '../src/log.ts'
@@ -13,12 +12,12 @@ import { waitFor } from './support/wait.ts'
 
 /** A database in which the tenant `acme` has one endpoint, for all types. */
 async function createWithEndpoint(t: TestContext) {
-  const { url: databaseUrl, sql } = await createDatabase(t)
+  const { sql, openPool } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
   await sql`
     insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
     values ('acme', gen_random_uuid(), 'http://x', array['*'], '')`
-  return { databaseUrl, sql }
+  return { sql, openPool }
 }
 
 test('deliveries whose jobs were deleted behind the service are all sent after all', async (t) => {
@@ -185,15 +184,14 @@ test('what is due in a while as it should be is left so, also beside what is men
 })
 
 test('what comes from tomorrow is mended while others change it', async (t) => {
-  const { databaseUrl, sql } = await createWithEndpoint(t)
+  const { sql, openPool } = await createWithEndpoint(t)
   // One by one, so that each has a job of its own.
   await sql`
     select from generate_series(1, 1500) n,
       lateral waybill.publish(array['acme'], array['a'], array['{}'], array[n::text], ${JSON.stringify(NO_LIMITS)})`
   const [queued] = await sql`select count(*)::int as jobs from pgboss.job where name = 'deliveries'`
   assert.equal(queued?.jobs, 1500)
-  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 9 })
-  cleanUp(t, () => pool.end())
+  const pool = openPool({ max: 9 })
   // As a worker does that fails attempts while the clock is ahead. Where one statement mended jobs and deliveries, this crashed Postgres 18 now and then.
   const delay = (nth: number) => pool`
     update pgboss.job set start_after = now() + interval '1 hour' where name = 'deliveries' and id in (
@@ -216,7 +214,7 @@ test('what comes from tomorrow is mended while others change it', async (t) => {
 })
 
 test('what has lost its job is held once, while it is being replayed', async (t) => {
-  const { databaseUrl, sql } = await createWithEndpoint(t)
+  const { sql, openPool } = await createWithEndpoint(t)
   await publishMany(sql, 'acme', 30_000)
   await sql`update waybill.deliveries set status = 'delivered'`
   await sql`delete from pgboss.job where name = 'deliveries'`
@@ -226,8 +224,7 @@ test('what has lost its job is held once, while it is being replayed', async (t)
   await sql`delete from pgboss.job where name = 'deliveries'`
   const lost = await sql<{ id: string }[]>`select delivery_id as id from waybill.deliveries where status = 'pending'`
   const log = createLog('silent')
-  const pool = openDb(databaseUrl, { log, name: 'test', max: 9 })
-  cleanUp(t, () => pool.end())
+  const pool = openPool({ max: 9 })
   for (let round = 0; round < 10; round++) {
     await sql`
       update waybill.deliveries set held = false, next_attempt_at = now() - interval '1 hour', updated_at = now() - interval '1 hour'
@@ -292,10 +289,9 @@ test('a replay whose job is lost is one attempt more, and leaves no gap', async 
 })
 
 test('what was queued or given up on in a leap of the clock that nobody has seen comes now', async (t) => {
-  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
+  const { sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
-  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
-  cleanUp(t, () => pool.end())
+  const pool = openPool()
   const mendClock = createClockMender(pool, 300)
   await mendClock()
   const [queued] = (await tenant.publish()).delivery_ids

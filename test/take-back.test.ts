@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { openDb, type Pool } from '../src/db/open.ts'
+import type { Pool } from '../src/db/open.ts'
 import { type Claim, createClaim, isLate, LAPSE_MS, touch } from '../src/flow/claim.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'
-import { createBoss, DELIVERIES, stopBoss } from '../src/queue.ts'
+import { DELIVERIES } from '../src/queue.ts'
 import { createAttempt } from './support/attempts.ts'
-import { cleanUp } from './support/cleanup.ts'
+import { startBoss } from './support/database.ts'
 import { assertBooks, publishMany } from './support/lanes.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { startService, startTenant } from './support/service.ts'
@@ -106,9 +106,7 @@ test('what is under way while the database’s clock leaps ahead by days is not 
   await tenant.createEndpoint(receiver.url('/busy'))
   const { delivery_ids } = await tenant.publish()
   await receiver.until(1)
-  const boss = createBoss(url, createLog('silent'))
-  await boss.start()
-  cleanUp(t, () => stopBoss(boss))
+  const boss = await startBoss(t, url)
   // As if it were a week ahead now. A leap by less is noticed by what takes back, which then waits for claims to be touched.
   await sql`
     update pgboss.job set started_on = started_on - interval '7 days', heartbeat_on = now() where name = ${DELIVERIES}`
@@ -186,7 +184,6 @@ test('what a worker cannot put away does not keep it from putting others away', 
   await receiver.until(3)
 })
 
-const log = createLog('warn')
 for (const [lapsed, current, firstToEnd] of [
   [200, 200, 'first'],
   [200, 200, 'second'],
@@ -198,12 +195,11 @@ for (const [lapsed, current, firstToEnd] of [
   [500, 500, 'second'],
 ] as const)
   test(`of a delivery that a worker has claimed twice, only the second attempt is stored (${lapsed}, then ${current}; the ${firstToEnd} ends first)`, async (t) => {
-    const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
+    const { databaseUrl: url, sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
     await tenant.createEndpoint('http://127.0.0.1:9/never')
     // One by one: what is published together shares a job.
     for (let n = 0; n < 3; n++) await publishMany(sql, tenant.tenantId, 1)
-    const pool = openDb(url, { log, name: 'test', max: 2 })
-    cleanUp(t, () => pool.end())
+    const pool = openPool({ max: 2 })
     const claim = createClaim(pool, 1e9)
     const due = async (kind: 'first' | 'retry') => (await claim({ kind, thorough: true, max: 10 })).send
     const [first, other] = (await due('first')) as [Claim, Claim]
@@ -234,12 +230,10 @@ for (const [lapsed, current, firstToEnd] of [
   })
 
 test('a hold that is tried again leaves alone what has been released and claimed since', async (t) => {
-  const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
+  const { sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/never')
   await publishMany(sql, tenant.tenantId, 1)
-  const log = createLog('silent')
-  const pool = openDb(url, { log, name: 'test', max: 2 })
-  cleanUp(t, () => pool.end())
+  const pool = openPool({ max: 2 })
   const claim = createClaim(pool, 1e9)
   const claimOne = async () => (await claim({ kind: 'first', thorough: true, max: 10 })).send[0] as Claim
   const first = await claimOne()
@@ -253,7 +247,12 @@ test('a hold that is tried again leaves alone what has been released and claimed
     await claimedAgain
     throw Object.assign(new Error('the answer is lost'), { code: 'CONNECTION_CLOSED' })
   }
-  const inHand = createInHand({ pool: losing as unknown as Pool, slots: 5, closing: new AbortController().signal, log })
+  const inHand = createInHand({
+    pool: losing as unknown as Pool,
+    slots: 5,
+    closing: new AbortController().signal,
+    log: createLog('silent'),
+  })
   inHand.take(first, () => () => {})
   const holding = inHand.hold([first], { counted: true })
   await held
@@ -271,11 +270,10 @@ test('a hold that is tried again leaves alone what has been released and claimed
 test('an attempt that lost its worker is shown also when the month has no other left', async (t) => {
   const receiver = await startReceiver(t)
   const env = { MONTHLY_ATTEMPT_LIMIT: '1' }
-  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api', env })
+  const { databaseUrl, sql, openPool, tenant } = await startTenant(t, { mode: 'api', env })
   await tenant.createEndpoint(receiver.url('/hook'))
   const [id] = (await tenant.publish()).delivery_ids
-  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 1 })
-  cleanUp(t, () => pool.end())
+  const pool = openPool()
   const { send } = await createClaim(pool, 1)({ kind: 'first', thorough: true, max: 1 })
   assert.equal(send[0]?.withinQuota, true)
   await startService(t, { databaseUrl, mode: 'worker', env })
@@ -300,11 +298,10 @@ test('an attempt that lost its worker is shown also when the month has no other 
 })
 
 test('who records late that the month allowed no attempt leaves alone the replay that has been claimed since', async (t) => {
-  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
+  const { databaseUrl, sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   const [id] = (await tenant.publish()).delivery_ids
-  const pool = openDb(databaseUrl, { log: createLog('silent'), name: 'test', max: 2 })
-  cleanUp(t, () => pool.end())
+  const pool = openPool({ max: 2 })
   const claim = createClaim(pool, 1e9)
   const attempt = createAttempt(pool, databaseUrl)
   const claimOne = async () => (await claim({ kind: 'first', thorough: true, max: 1 })).send[0] as Claim
@@ -328,15 +325,11 @@ test('who records late that the month allowed no attempt leaves alone the replay
 })
 
 test('nobody takes back what the month allowed no attempt while that is being recorded', async (t) => {
-  const { databaseUrl: url, sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
+  const { databaseUrl: url, sql, openPool, newSession, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   for (let i = 0; i < 2; i++) await tenant.publish()
-  const log = createLog('silent')
-  const pool = openDb(url, { log, name: 'test', max: 1, patienceMs: 60_000 })
-  cleanUp(t, () => pool.end())
-  const boss = createBoss(url, log)
-  await boss.start()
-  cleanUp(t, () => stopBoss(boss))
+  const pool = openPool({ patienceMs: 60_000 })
+  const boss = await startBoss(t, url)
   await sql`update waybill.tenants set limits = '{"monthly_attempts": 1}'`
   const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 2 })
   const [failed, forbidden] = send as [Claim, Claim]

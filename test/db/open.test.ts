@@ -30,9 +30,8 @@ test('a connection that may wait for ever is kept, with its locks, through an ho
 })
 
 test('what went into a query is let go with it, and not only by a full collection', async (t) => {
-  const { url } = await createDatabase(t)
-  const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1 })
-  t.after(() => pool.end())
+  const { openPool } = await createDatabase(t)
+  const pool = openPool()
   const isFull = (entry: unknown) =>
     (entry as { detail: { kind: number } }).detail.kind === constants.NODE_PERFORMANCE_GC_MAJOR
   let full = 0
@@ -73,9 +72,8 @@ test('what claims commit need not be on disk when they are answered, and what ot
 })
 
 test('of the connections that are free the one that was used last is next', async (t) => {
-  const { url } = await createDatabase(t)
-  const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 4 })
-  t.after(() => pool.end())
+  const { openPool } = await createDatabase(t)
+  const pool = openPool({ max: 4 })
   const pid = async () => (await pool`select pg_backend_pid() as pid, pg_sleep(0.1)`)[0]?.pid
   const opened = await Promise.all([pid(), pid(), pid()])
   assert.equal(new Set(opened).size, 3)

@@ -1,11 +1,9 @@
 import assert from 'node:assert/strict'
 import { after, describe, test } from 'node:test'
-import { openDb } from '../../src/db/open.ts'
 import { identifier } from '../../src/db/statement.ts'
 import { createRateCounter } from '../../src/flow/rate-limit.ts'
 import { firstOfNextMonth } from '../../src/http/usage.ts'
-import { createLog } from '../../src/log.ts'
-import { cleanUp, type Scope } from '../support/cleanup.ts'
+import type { Scope } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
 import { settled } from '../support/lanes.ts'
 import { rawRequest } from '../support/raw-http.ts'
@@ -470,9 +468,8 @@ test('what a tenant may attempt in a month goes before what the service allows, 
 
 /** Counts requests as an API process does; what is called in one turn is one batch. */
 async function startCounting(t: Scope, windowSeconds: number) {
-  const { url, sql } = await createDatabase(t)
-  const pool = openDb(url, { log: createLog('silent'), name: 'test', max: 1 })
-  cleanUp(t, () => pool.end())
+  const { sql, openPool } = await createDatabase(t)
+  const pool = openPool()
   return { sql, count: createRateCounter(pool, windowSeconds) }
 }
 

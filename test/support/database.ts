@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import { openDb, type Pool } from '../../src/db/open.ts'
 import { createLog } from '../../src/log.ts'
+import { createBoss, stopBoss } from '../../src/queue.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
 
 /** The variable through which test/setup.ts tells the test files where its Postgres is. */
@@ -17,6 +18,8 @@ export type TestDatabase = {
   sql: Pool
   /** A connection of its own, for a transaction or locks that a test holds as long as it likes. */
   newSession: () => Pool
+  /** A pool as the service has it, of one connection unless more are asked for. */
+  openPool: (options?: { max?: number; patienceMs?: number }) => Pool
 }
 
 const log = createLog('silent')
@@ -59,16 +62,24 @@ export async function createDatabase(
   await admin.text(`create database ${name} template ${template ?? 'template0'} strategy wal_log`)
   const url = `${server}/${name}`
   const sql = connect(url, 4)
-  const sessions: Pool[] = []
+  const pools: Pool[] = [sql]
   cleanUp(scope, async () => {
-    for (const pool of [sql, ...sessions]) await pool.end({ timeout: 1 })
+    for (const pool of pools) await pool.end({ timeout: 1 })
     await admin.text(`drop database ${name} with (force)`)
     await admin.end()
   })
-  const newSession = () => {
-    const pool = connect(url)
-    sessions.push(pool)
+  const openPool: TestDatabase['openPool'] = (options) => {
+    const pool = openDb(url, { log, name: 'test', max: 1, ...options })
+    pools.push(pool)
     return pool
   }
-  return { url, sql, newSession }
+  return { url, sql, newSession: () => openPool({ patienceMs: 0 }), openPool }
+}
+
+/** pg-boss as a worker has it, until the test ends. */
+export async function startBoss(scope: Scope, url: string) {
+  const boss = createBoss(url, log)
+  await boss.start()
+  cleanUp(scope, () => stopBoss(boss))
+  return boss
 }

@@ -223,9 +223,9 @@ export async function createTenant(
 
 /** A database of the test's own, the service on it, and a tenant. */
 export async function startTenant(scope: Scope, options: Omit<ServiceOptions, 'databaseUrl'> = {}) {
-  const { url: databaseUrl, sql, newSession } = await createDatabase(scope)
+  const { url: databaseUrl, ...database } = await createDatabase(scope)
   const service = await startService(scope, { databaseUrl, ...options })
-  return { databaseUrl, sql, newSession, service, tenant: await createTenant(service) }
+  return { ...database, databaseUrl, service, tenant: await createTenant(service) }
 }
 
 function expectStatus(reply: Reply, status: number): Reply {
