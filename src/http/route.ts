@@ -135,22 +135,22 @@ export type Mount = ReturnType<typeof createMount>
 async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPayloadBytes = 0): Promise<Input<R>> {
   const { params, query, headers, body } = route.request ?? {}
   const problems: FieldProblem[] = []
-  const parse = (schema: unknown, value: unknown, where: string) => {
+  const parse = (schema: unknown, value: unknown) => {
     if (schema === undefined) return undefined
     const parsed = (schema as z.ZodType).safeParse(value)
     if (parsed.success) return parsed.data
-    for (const issue of parsed.error.issues.slice(0, MAX_PROBLEMS)) problems.push(...fieldProblems(issue, where))
+    for (const issue of parsed.error.issues.slice(0, MAX_PROBLEMS)) problems.push(...fieldProblems(issue))
     return undefined
   }
   const input = {
-    params: parse(params, params && c.req.param(), ''),
-    query: parse(query, query && readQuery(c), ''),
-    headers: parse(headers, headers && readHeaders(c, headers as z.ZodObject), ''),
+    params: parse(params, params && c.req.param()),
+    query: parse(query, query && readQuery(c)),
+    headers: parse(headers, headers && readHeaders(c, headers as z.ZodObject)),
   }
   const content = body?.content['application/json']
   const schema = content && 'schema' in content ? content.schema : undefined
   const json = schema && (await readJson(c, maxPayloadBytes).catch((error) => void problems.push(...problemsOf(error))))
-  const parsedBody = json && parse(schema, json.value, '')
+  const parsedBody = json && parse(schema, json.value)
   if (problems.length > 0) throw invalidRequest(problems)
   return { ...input, body: parsedBody, text: json?.text ?? '' } as Input<R>
 }
@@ -188,12 +188,12 @@ function invalidRequest(problems: (FieldProblem & { error?: 'invalid_url' })[]):
   )
 }
 
-function fieldProblems(issue: z.core.$ZodIssue, where: string): (FieldProblem & { error?: 'invalid_url' })[] {
-  const path = [where, ...issue.path.map(String)].filter(Boolean).join('.')
+function fieldProblems(issue: z.core.$ZodIssue): (FieldProblem & { error?: 'invalid_url' })[] {
+  const pathOf = (...names: PropertyKey[]) => names.map(String).filter(Boolean).join('.')
   if (issue.code === 'unrecognized_keys')
     return issue.keys
       .slice(0, MAX_PROBLEMS)
-      .map((key) => ({ path: [path, key].filter(Boolean).join('.'), message: 'is not a known field' }))
+      .map((key) => ({ path: pathOf(...issue.path, key), message: 'is not a known field' }))
   const error = issue.code === 'custom' ? (issue.params as { error?: 'invalid_url' } | undefined)?.error : undefined
-  return [{ path, message: issue.message, ...(error && { error }) }]
+  return [{ path: pathOf(...issue.path), message: issue.message, ...(error && { error }) }]
 }
