@@ -4,6 +4,7 @@ import { type Db, type Pool, transact } from '../db/open.ts'
 import { fragment } from '../db/statement.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
+import { announce } from './announce.ts'
 
 const MAX_BATCH = 100
 
@@ -76,20 +77,9 @@ async function settle(sql: Db, boss: PgBoss, jobs: Job[]): Promise<DeadLetter[]>
     select d.tenant_id, d.delivery_id, d.event_id, d.endpoint_id, d.event_type, d.dead_letter_reason, d.attempt_count
     from unnest(${tenants}::text[], ${deliveries}::uuid[]) as j (tenant_id, delivery_id) join waybill.deliveries d using (tenant_id, delivery_id)
     where d.status = 'dead_lettered' and ${within}`
-  await announce(
-    sql,
-    letters.filter(
-      (letter) => !OPERATIONAL.has(letter.event_type) && letter.dead_letter_reason !== 'monthly_attempt_limit',
-    ),
+  const told = letters.filter(
+    (letter) => !OPERATIONAL.has(letter.event_type) && letter.dead_letter_reason !== 'monthly_attempt_limit',
   )
+  await announce(sql, 'delivery.dead_lettered', told)
   return letters
-}
-
-async function announce(sql: Db, letters: DeadLetter[]): Promise<void> {
-  if (letters.length === 0) return
-  const payloads = letters.map(({ tenant_id, ...letter }) => JSON.stringify(letter))
-  await sql`
-    select waybill.announce(tenant_id, endpoint_id, 'delivery.dead_lettered', payload)
-    from unnest(${letters.map(({ tenant_id }) => tenant_id)}::text[], ${letters.map(({ endpoint_id }) => endpoint_id)}::uuid[], ${payloads}::text[])
-      as l (tenant_id, endpoint_id, payload)`
 }

@@ -1,4 +1,5 @@
 import type { Db } from '../db/open.ts'
+import { announce } from './announce.ts'
 import { type Breaker, type BreakerRules, nextBreaker } from './breaker.ts'
 import type { Result } from './settle.ts'
 
@@ -47,8 +48,8 @@ export async function observeEndpoints(
     .map(({ endpoint, next }) => change(endpoint, next.state))
   const recovered = moved
     .filter(({ endpoint, next }) => endpoint.breaker !== 'closed' && next.state === 'closed')
-    .map(({ endpoint }) => endpoint)
-  for (const endpoint of recovered) await announce(sql, 'endpoint.recovered', endpoint, {})
+    .map(({ endpoint: { tenant_id, endpoint_id } }) => ({ tenant_id, endpoint_id }))
+  await announce(sql, 'endpoint.recovered', recovered)
   return [...changes, ...(await deactivate(sql, endpoints, results, rules))]
 }
 
@@ -135,24 +136,17 @@ async function deactivate(
     return failed ? [{ endpoint, reason: 'failing', url: null }] : []
   })
   if (doomed.length === 0) return []
-  const rows = await sql<{ tenant_id: string; endpoint_id: string; url: string; inactive_since: Date }[]>`
+  const rows = await sql<{ tenant_id: string; endpoint_id: string; url: string; reason: string; since: Date }[]>`
     update waybill.endpoints p set is_active = false, inactive_reason = d.reason, inactive_since = now(), updated_at = clock_timestamp()
     from unnest(${doomed.map(({ endpoint }) => endpoint.tenant_id)}::text[], ${doomed.map(({ endpoint }) => endpoint.endpoint_id)}::uuid[],
       ${doomed.map(({ reason }) => reason)}::text[], ${doomed.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
     where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active and (d.url is null or p.url = d.url)
-    returning p.tenant_id, p.endpoint_id, p.url, p.inactive_since`
-  const changes: StateChange[] = []
-  for (const row of rows) {
-    const known = doomed.find(({ endpoint }) => endpoint.endpoint_id === row.endpoint_id)
-    if (known === undefined) continue
-    await announce(sql, 'endpoint.disabled', known.endpoint, {
-      url: row.url,
-      reason: known.reason,
-      since: row.inactive_since,
-    })
-    changes.push(change(known.endpoint, 'inactive'))
-  }
-  return changes
+    returning p.tenant_id, p.endpoint_id, p.url, d.reason, p.inactive_since as since`
+  await announce(sql, 'endpoint.disabled', rows)
+  const disabled = new Set(rows.map((row) => row.endpoint_id))
+  return endpoints
+    .filter(({ endpoint_id }) => disabled.has(endpoint_id))
+    .map((endpoint) => change(endpoint, 'inactive'))
 }
 
 const change = (endpoint: EndpointStats, to: string): StateChange => ({
@@ -163,12 +157,3 @@ const change = (endpoint: EndpointStats, to: string): StateChange => ({
   failure_streak: endpoint.failure_streak,
   held: endpoint.held,
 })
-
-async function announce(
-  sql: Db,
-  type: string,
-  { tenant_id, endpoint_id }: EndpointStats,
-  details: object,
-): Promise<void> {
-  await sql`select waybill.announce(${tenant_id}, ${endpoint_id}, ${type}, ${JSON.stringify({ endpoint_id, ...details })})`
-}
