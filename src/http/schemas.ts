@@ -220,12 +220,13 @@ export function listBody<Row, Item>(
   }
 }
 
-const json = <Schema extends z.ZodType>(schema: Schema) => ({ 'application/json': { schema } })
-
 /** `example`: what the example of the body has in place of the examples of its fields. */
 export const answers = <Schema extends z.ZodType>(description: string, schema: Schema, example?: object) => ({
   description,
   content: { 'application/json': { schema, ...(example && { example }) } },
 })
 
-export const jsonBody = <Schema extends z.ZodType>(schema: Schema) => ({ required: true, content: json(schema) })
+export const jsonBody = <Schema extends z.ZodType>(schema: Schema) => ({
+  required: true,
+  content: { 'application/json': { schema } },
+})
