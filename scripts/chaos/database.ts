@@ -4,7 +4,7 @@ import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import { withSql } from './cluster.ts'
 import type { Experiment } from './experiment.ts'
-import { failed, isAnswered, round, terminate, triesIn, watchHealth } from './measure.ts'
+import { failed, isAnswered, round, slowest, terminate, triesIn, watchHealth } from './measure.ts'
 import { sleep } from './publisher.ts'
 
 const stopped: Experiment = {
@@ -22,23 +22,23 @@ const stopped: Experiment = {
     const back = Date.now()
     await waitFor(() => world.ledger.receipts.some(({ at }) => at > back), { what: 'a delivery after the outage' })
     await sleep(2000)
-    const { slowestMs, unhealthy } = await health.stop()
+    const looks = await health.stop()
     await load.stop()
     await world.quiesce()
     const during = triesIn(world, asked, back)
-    const slowest = Math.max(...during.map(({ ms }) => ms))
+    const slowestMs = slowest(during)
     const first = Math.min(...world.ledger.receipts.map(({ at }) => at).filter((at) => at > back)) - back
     return {
       figures: {
         failed_publishes: failed(during),
-        publish_max_ms: slowest,
-        health_max_ms: slowestMs,
+        publish_max_ms: slowestMs,
+        health_max_ms: slowest(looks),
         first_delivery_s: round(first / 1000),
       },
       conditions: {
-        'each publish is answered within 5 s': slowest <= 5000,
+        'each publish is answered within 5 s': slowestMs <= 5000,
         'each publish that fails is a 500 in the error shape': during.every(isAnswered),
-        'health says so, within 1.5 s': unhealthy > 0 && slowestMs <= 1500,
+        'health says so, within 1.5 s': looks.some(({ isWell }) => !isWell) && slowest(looks) <= 1500,
         'the first delivery comes within 5 s of the database': first <= 5000,
       },
     }
@@ -69,15 +69,15 @@ const terminated: Experiment = {
     await load.stop()
     await world.quiesce()
     const tries = triesIn(world, begun, ended)
-    const slowest = Math.max(...tries.map(({ ms }) => ms))
+    const slowestMs = slowest(tries)
     return {
-      figures: { terminated, failed_publishes: failed(tries), publish_max_ms: slowest },
+      figures: { terminated, failed_publishes: failed(tries), publish_max_ms: slowestMs },
       conditions: {
         'each publish is answered, in the error shape when it fails': tries.every(isAnswered),
       },
       inTime: {
         'connections are open again each time': terminated >= 5 * times,
-        'each publish is answered within 5 s': slowest <= 5000,
+        'each publish is answered within 5 s': slowestMs <= 5000,
       },
     }
   },
@@ -109,12 +109,12 @@ const forgotten: Experiment = {
     const again = () => world.ledger.receipts.find((receipt) => receipt.at > back)?.at
     await waitFor(again, { timeoutMs: 60_000, what: 'delivering to go on' })
     await sleep(2000)
-    const { slowestMs } = await health.stop()
+    const looks = await health.stop()
     const ended = Date.now()
     await load.stop()
     await world.quiesce()
     const tries = triesIn(world, at, ended)
-    const slowest = Math.max(...tries.map(({ ms }) => ms))
+    const slowestMs = slowest(tries)
     const [accept_s, deliver_s] = [((accepted() ?? 0) - at) / 1000, ((delivered() ?? 0) - at) / 1000]
     return {
       figures: {
@@ -123,16 +123,16 @@ const forgotten: Experiment = {
         accepted_after_s: round(accept_s),
         delivered_after_s: round(deliver_s),
         delivered_again_s: round(((again() ?? 0) - back) / 1000),
-        publish_max_ms: slowest,
-        health_max_ms: slowestMs,
+        publish_max_ms: slowestMs,
+        health_max_ms: slowest(looks),
       },
       conditions: {
         'connections were half-open, and nothing passed': forgotten > 0 && failed(triesIn(world, frozen, back)) > 0,
         'publishing goes on within 15 s': accept_s <= 15,
         'delivering goes on within 15 s': deliver_s <= 15,
         'delivering goes on within 5 s when everything passes again': (again() ?? 0) - back <= 5000,
-        'each publish is answered within 5 s': slowest <= 5000 && tries.every(isAnswered),
-        'health answers within 1.5 s': slowestMs <= 1500,
+        'each publish is answered within 5 s': slowestMs <= 5000 && tries.every(isAnswered),
+        'health answers within 1.5 s': slowest(looks) <= 1500,
       },
     }
   },
@@ -225,19 +225,19 @@ const exhausted: Experiment = {
     const recoveredAgainMs = Date.now() - freed
     await world.quiesce()
     const tries = [...during, ...duringAgain]
-    const slowest = Math.max(...tries.map(({ ms }) => ms))
+    const slowestMs = slowest(tries)
     return {
       figures: {
         locked_failed: failed(during),
         locked_unanswered: open,
         full_failed: failed(duringAgain),
-        publish_max_ms: slowest,
+        publish_max_ms: slowestMs,
         recovered_ms: recoveredMs,
         recovered_all_ms: recoveredAgainMs,
       },
       conditions: {
         'all failed behind the lock, and without a connection': failed(during) >= 200 && failed(duringAgain) >= 200,
-        'each publish waits at most 5 s': slowest <= 5000 && open === 0,
+        'each publish waits at most 5 s': slowestMs <= 5000 && open === 0,
         'each that fails is a 500 in the error shape': tries.every(isAnswered),
         'publishing goes on within 2 s of the lock': recoveredMs <= 2000,
       },
@@ -277,7 +277,7 @@ const readOnly: Experiment = {
     return {
       figures: {
         failed_publishes: failed(tries),
-        publish_max_ms: Math.max(...tries.map(({ ms }) => ms)),
+        publish_max_ms: slowest(tries),
         resumed_s: round(resumed / 1000),
       },
       conditions: {

@@ -1,9 +1,7 @@
-import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import type { Finding } from './experiment.ts'
 import { openFiles, type Running } from './fleet.ts'
-import { type JobTable, jobTable, publishMany, round } from './measure.ts'
-import { sleep } from './publisher.ts'
+import { type JobTable, jobTable, publishMany, round, watch } from './measure.ts'
 import type { World } from './world.ts'
 
 // What grows, and what only goes up and down.
@@ -71,38 +69,6 @@ export async function startBacklog(world: World, count: number) {
 }
 
 export type Memory = { at: number; rss: number; used: number; code: number }
-type Noted<T> = T & { at: number }
-
-/** Looks again and again until `stop`, which resolves with all that was seen. */
-export function watch<T extends object>(scope: Scope, everyMs: number, look: () => Promise<T | undefined>) {
-  const noted: Noted<T>[] = []
-  const { promise: stopped, resolve: stop } = Promise.withResolvers<void>()
-  let going = true
-  async function run(): Promise<void> {
-    for (let at = Date.now(); going; at = Math.max(at + everyMs, Date.now())) {
-      await Promise.race([sleep(at - Date.now()), stopped])
-      const seen = going && (await look())
-      if (seen) noted.push({ ...seen, at: Date.now() })
-    }
-  }
-  const running = run()
-  // An experiment that fails says why itself.
-  running.catch(() => {})
-  const end = async () => {
-    going = false
-    stop()
-    await running
-    return noted
-  }
-  cleanUp(scope, () =>
-    end().then(
-      () => {},
-      () => {},
-    ),
-  )
-  return { stop: end }
-}
-
 /**
  * What a queue that is once fuller than ever before leaves behind, since files do not shrink: some pages of each index. A quarter
  * of an hour in which nothing was used again would leave ten times as much.

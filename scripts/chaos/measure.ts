@@ -1,3 +1,4 @@
+import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Endpoint, Receipt } from './ledger.ts'
 import { sleep } from './publisher.ts'
@@ -63,6 +64,9 @@ export const triesP99 = (world: World, from: number, to: number) =>
     0.99,
   )
 
+/** How long the slowest took, in milliseconds. */
+export const slowest = (some: { ms: number }[]) => Math.max(...some.map(({ ms }) => ms))
+
 type Answer = { status: number | null; shaped: boolean }
 
 /** How many requests were not answered with 2xx. */
@@ -71,34 +75,52 @@ export const failed = (tries: Answer[]) => tries.filter(({ status }) => status =
 /** Whether a request to publish was answered, with success or with a 500 in the error shape. */
 export const isAnswered = ({ status, shaped }: Answer) => shaped && [200, 202, 500].includes(status ?? 0)
 
-/** Asks the first API for its health, ten times a second. */
-export function watchHealth(world: World) {
-  const seen = { slowestMs: 0, unhealthy: 0 }
-  let stopped = false
-  const url = `${world.fleet.urls()[0]}/health`
-  async function watch(): Promise<void> {
-    while (!stopped) {
-      const asked = Date.now()
-      const status = await fetch(url).then(
-        async (response) => {
-          await response.arrayBuffer()
-          return response.status
-        },
-        () => 0,
-      )
-      seen.slowestMs = Math.max(seen.slowestMs, Date.now() - asked)
-      if (status !== 200) seen.unhealthy++
-      await sleep(100)
+type Noted<T> = T & { at: number }
+
+/** Looks again and again until `stop`, which resolves with all that was seen. */
+export function watch<T extends object>(scope: Scope, everyMs: number, look: () => Promise<T | undefined>) {
+  const noted: Noted<T>[] = []
+  const { promise: stopped, resolve: stop } = Promise.withResolvers<void>()
+  let going = true
+  async function run(): Promise<void> {
+    for (let at = Date.now(); going; at = Math.max(at + everyMs, Date.now())) {
+      await Promise.race([sleep(at - Date.now()), stopped])
+      const seen = going && (await look())
+      if (seen) noted.push({ ...seen, at: Date.now() })
     }
   }
-  const watching = watch()
-  return {
-    async stop() {
-      stopped = true
-      await watching
-      return seen
-    },
+  const running = run()
+  // An experiment that fails says why itself.
+  running.catch(() => {})
+  const end = async () => {
+    going = false
+    stop()
+    await running
+    return noted
   }
+  cleanUp(scope, () =>
+    end().then(
+      () => {},
+      () => {},
+    ),
+  )
+  return { stop: end }
+}
+
+/** Asks the first API for its health, ten times a second until `stop`. */
+export function watchHealth(world: World) {
+  const url = `${world.fleet.urls()[0]}/health`
+  return watch(world.scope, 100, async () => {
+    const asked = Date.now()
+    const status = await fetch(url).then(
+      async (response) => {
+        await response.arrayBuffer()
+        return response.status
+      },
+      () => 0,
+    )
+    return { ms: Date.now() - asked, isWell: status === 200 }
+  })
 }
 
 export type JobTable = { live: number; dead: number; kib: number; indexesKib: number }

@@ -1,9 +1,8 @@
-import { cleanUp } from '../../test/support/cleanup.ts'
 import { ADMIN_KEY } from '../../test/support/service.ts'
 import { residentMemory } from '../bench/usage.ts'
 import type { Experiment } from './experiment.ts'
 import type { Endpoint } from './ledger.ts'
-import { round, triesP99 } from './measure.ts'
+import { round, triesP99, watch } from './measure.ts'
 import { type Publish, sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -42,7 +41,7 @@ const outage: Experiment = {
     await sleep(lasts)
     const ended = Date.now()
     for (const endpoint of world.active) endpoint.reply = () => 200
-    const growth = memory.growth(begun, ended)
+    const growth = await memory.growth(begun, ended)
     await load.stop()
     const left = await waiting(world)
     await world.quiesce(150_000)
@@ -80,7 +79,7 @@ const pressed: Experiment = {
     const memory = watchMemory(world)
     const begun = Date.now()
     const free = await press(world, { lasts, rate: 3 * CAPACITY })
-    const growth = memory.growth(begun, begun + lasts)
+    const growth = await memory.growth(begun, begun + lasts)
     await world.quiesce()
     const allowed = CAPACITY / 2
     const limits = { events_write_rate: Math.floor(allowed * WINDOW_SECONDS) }
@@ -157,16 +156,17 @@ async function waiting({ database: { sql } }: World): Promise<number> {
   return row?.n ?? 0
 }
 
-/** Notes what the API and the worker take. */
+/** Notes what the API and the worker take, until it is asked. */
 function watchMemory(world: World) {
   const [api, worker] = (['api', 'worker'] as const).map((mode) => world.fleet.running(mode)[0]!.pid)
-  const seen: { at: number; api: number; worker: number }[] = []
-  const note = () => seen.push({ at: Date.now(), api: residentMemory(api!) ?? 0, worker: residentMemory(worker!) ?? 0 })
-  const timer = setInterval(note, SAMPLE_MS)
-  cleanUp(world.scope, async () => clearInterval(timer))
+  const watching = watch(world.scope, SAMPLE_MS, async () => ({
+    api: residentMemory(api!) ?? 0,
+    worker: residentMemory(worker!) ?? 0,
+  }))
   return {
     /** By how much more each takes, at most, in the last third of a while than in the second. */
-    growth(from: number, to: number) {
+    async growth(from: number, to: number) {
+      const seen = await watching.stop()
       const third = (to - from) / 3
       const most = (since: number, whose: 'api' | 'worker') =>
         Math.max(...seen.filter(({ at }) => at >= since && at < since + third).map((one) => one[whose]))
@@ -176,7 +176,6 @@ function watchMemory(world: World) {
   }
 }
 
-const isFlat = (growth: ReturnType<ReturnType<typeof watchMemory>['growth']>) =>
-  Object.values(growth).every((mib) => mib <= FLAT_MIB)
+const isFlat = (growth: Record<string, number>) => Object.values(growth).every((mib) => mib <= FLAT_MIB)
 
 export const pressureExperiments = [outage, pressed]

@@ -1,8 +1,7 @@
 import { Fragment } from '../../src/db/statement.ts'
 import { ADMIN_KEY, caller } from '../../test/support/service.ts'
-import { watch } from './drift.ts'
 import type { Experiment } from './experiment.ts'
-import { failed, round, triesIn, triesP99 } from './measure.ts'
+import { failed, round, slowest, triesIn, triesP99, watch } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -38,7 +37,7 @@ const swept: Experiment = {
     const statements = watchStatements(world)
     const deleted = await Promise.all([run(one!, true), run(other!, true)])
     const ended = Date.now()
-    const longestMs = Math.max(...(await statements.stop()).map(({ ms }) => ms))
+    const longestMs = slowest(await statements.stop())
     const again = await run(one!, true)
     await sleep(1000)
     await load.stop()

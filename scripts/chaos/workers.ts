@@ -3,7 +3,7 @@ import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
 import type { Receipt } from './ledger.ts'
-import { resentAfter, round, slowAtFirst, triesIn } from './measure.ts'
+import { resentAfter, round, slowAtFirst, slowest, triesIn } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -158,7 +158,7 @@ const zombie: Experiment = {
     )
     await world.quiesce()
     const seconds = resentAfter(world, [...stolen], at)
-    const publishes = triesIn(world, at, at + 30_000).map(({ ms }) => ms)
+    const publishMs = slowest(triesIn(world, at, at + 30_000))
     const endpoints: { is_active: boolean; url: string }[] = (await world.call('GET', '/v1/endpoints?active_only=true'))
       .body.data
     return {
@@ -166,14 +166,14 @@ const zombie: Experiment = {
         stolen: stolen.size,
         zombie_records: lines().filter(({ settled }) => settled === true).length,
         resent_max_s: round(Math.max(...seconds)),
-        publish_max_ms: Math.max(...publishes),
+        publish_max_ms: publishMs,
       },
       conditions: {
         'the sleeper learns what came of its requests': lines().length > 0,
         'and records nothing of what was taken over': lines().every(({ settled }) => settled === false),
         'the endpoints are active: its answers of 410 did not count': endpoints.length === world.active.length,
         'each is sent again within 15 s': Math.max(...seconds) <= 15,
-        'each publish meanwhile is answered within 5 s': Math.max(...publishes) <= 5000,
+        'each publish meanwhile is answered within 5 s': publishMs <= 5000,
       },
     }
   },
