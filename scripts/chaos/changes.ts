@@ -19,8 +19,8 @@ const changed: Experiment = {
   title: `an endpoint paused, moved, resubscribed, its secret rotated: each with ${WAITING} deliveries waiting`,
   setup: { apis: 2, workers: 2, env: { ENDPOINT_CONCURRENCY: '10', ROTATION_OVERLAP_SECONDS: String(OVERLAP_S) } },
   async run(world) {
-    const { isDue } = world.rules
-    world.rules.isDue = (publish, endpoint) =>
+    const { isDue } = world
+    world.isDue = (publish, endpoint) =>
       isDue(publish, endpoint) && !(publish.key.startsWith(NOT_DUE) && endpoint.types.includes(publish.type))
     world.load({ rate: 20 })
     const [paused, moved, resubscribed, rotated] = [

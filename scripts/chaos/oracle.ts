@@ -41,7 +41,7 @@ export async function judge(world: World): Promise<Judgement> {
   if (world.fleet.urls().length === 0) await world.fleet.start('api')
   const state = await readState(world)
   const lookUp = indexOf(world, state)
-  const bound = world.allowed() + inFlight(world, lookUp)
+  const bound = world.allowed + inFlight(world, lookUp)
   const problems: string[] = []
   const { lost, unexpected, wrong } = followPublishes(world, lookUp)
   for (const receipt of ledger.receipts) {
@@ -124,17 +124,16 @@ function followPublishes(world: World, lookUp: Index) {
       lost.push(`event ${publish.eventId} of ${publish.key}`)
     if (event === undefined) continue
     for (const endpoint of world.endpoints) {
-      const due = world.rules.isDue(publish, endpoint)
+      const isDue = world.isDue(publish, endpoint)
       const deliveries = lookUp.deliveriesOf(event.event_id, endpoint.endpointId)
       const where = `of ${publish.key} to ${endpoint.url}`
-      if (due === false && deliveries.length > 0) unexpected.push(`a delivery ${where}`)
-      if (due === true && deliveries.length === 0) lost.push(`the delivery ${where}`)
+      if (!isDue && deliveries.length > 0) unexpected.push(`a delivery ${where}`)
+      if (isDue && deliveries.length === 0) lost.push(`the delivery ${where}`)
       if (deliveries.length > 1) wrong.push(`${deliveries.length} deliveries ${where}`)
       for (const { delivery_id, status, attempt_count } of deliveries) {
         const arrived = world.ledger.of(delivery_id).some(({ answered }) => answered !== null && answered < 300)
         if (status === 'delivered' && !arrived) lost.push(`what is called delivered ${where}`)
-        if (status === 'dead_lettered' && !world.rules.mayDeadLetter)
-          lost.push(`dead-lettered after ${attempt_count} attempts ${where}`)
+        if (status === 'dead_lettered') lost.push(`dead-lettered after ${attempt_count} attempts ${where}`)
         if (status === 'pending' || status === 'retrying') wrong.push(`still ${status} ${where}`)
       }
     }
@@ -156,7 +155,7 @@ function whyUnexpected(world: World, lookUp: Index, receipt: Receipt): string | 
   if (publish === undefined) return 'was never published'
   if (publish.payload !== receipt.payload) return 'has another payload'
   if (!isHeadOf(receipt, publish)) return `has another id, type or time: ${receipt.head.slice(0, 200)}`
-  if (world.rules.isDue(publish, receipt.endpoint) === false) return 'is not due there'
+  if (!world.isDue(publish, receipt.endpoint)) return 'is not due there'
   return undefined
 }
 

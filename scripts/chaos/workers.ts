@@ -88,7 +88,7 @@ const killedUnrecorded: Experiment = {
       faults.push({ at: Date.now(), orphans })
       await world.fleet.kill(worker)
       await world.proxy.restore()
-      world.allow(perEvent)
+      world.allowed += perEvent
       // The next one, which is killed as well, must not have these in hand.
       const successor = await world.fleet.start('worker')
       await world.quiesce()

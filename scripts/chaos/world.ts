@@ -76,17 +76,11 @@ export type World = {
   fault: (from: number, to?: number) => void
   faults: { from: number; to: number }[]
   /** So many more deliveries may be in flight at faults. */
-  allow: (deliveries: number) => void
-  allowed: () => number
+  allowed: number
   /** Deliveries that were replayed, and how many times more they may arrive for that. */
   replays: Map<string, number>
-  /** What the oracle goes by, to be changed by experiments that change it. */
-  rules: {
-    /** Whether an accepted event goes to an endpoint; null: both are right. By default, what it is subscribed to. */
-    isDue: (publish: Publish, endpoint: Endpoint) => boolean | null
-    /** Whether a dead letter with its full number of attempts is an outcome to be expected. */
-    mayDeadLetter: boolean
-  }
+  /** Whether an accepted event goes to an endpoint, by what that is subscribed to; experiments that change this say so here. */
+  isDue: (publish: Publish, endpoint: Endpoint) => boolean
   /** Ends all loads, and waits until nothing is left to deliver. */
   quiesce: (timeoutMs?: number) => Promise<void>
 }
@@ -150,7 +144,6 @@ export async function createWorld(
   const published: Publish[] = []
   let singles = 0
   const faults: World['faults'] = []
-  let allowed = 0
   return {
     quick,
     random: createRandom(seed),
@@ -194,18 +187,12 @@ export async function createWorld(
     published,
     fault: (from, to = Date.now()) => void faults.push({ from, to }),
     faults,
-    allow(deliveries) {
-      allowed += deliveries
-    },
-    allowed: () => allowed,
+    allowed: 0,
     replays: new Map(),
-    rules: {
-      isDue: (publish, endpoint) =>
-        endpoint.active &&
-        endpoint.tenantId === publish.tenantId &&
-        (endpoint.types.includes('*') || endpoint.types.includes(publish.type)),
-      mayDeadLetter: false,
-    },
+    isDue: (publish, endpoint) =>
+      endpoint.active &&
+      endpoint.tenantId === publish.tenantId &&
+      (endpoint.types.includes('*') || endpoint.types.includes(publish.type)),
     async quiesce(timeoutMs = 120_000) {
       await Promise.all(loads.map((load) => load.stop()))
       await settled(database.sql, timeoutMs)
