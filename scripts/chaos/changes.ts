@@ -138,7 +138,7 @@ async function rotate(world: World) {
   await sleep(over + IN_HAND_MS - Date.now())
   const since = Date.now()
   await publishMany(world, 10, 'rotated')
-  const last = () => world.ledger.receipts.filter(({ endpoint: to, at }) => to === endpoint && at > since)
+  const last = () => world.ledger.at(endpoint).filter(({ at }) => at > since)
   await waitFor(() => last().length >= 10, { what: 'deliveries after the overlap' })
   return { waited, later, secret, last: last() }
 }

@@ -40,6 +40,8 @@ export type Ledger = {
   receipts: Receipt[]
   /** The receipts of a delivery, in order. */
   of: (deliveryId: string) => Receipt[]
+  /** Those of an endpoint. */
+  at: (endpoint: Endpoint) => Receipt[]
   /** Those that are not answered yet. */
   open: () => Receipt[]
   url: (path: string) => string
@@ -58,6 +60,7 @@ export async function startLedger(scope: Scope): Promise<Ledger> {
   return {
     receipts,
     of: (deliveryId) => byDelivery.get(deliveryId) ?? [],
+    at: (endpoint) => receipts.filter((receipt) => receipt.endpoint === endpoint),
     open: () => [...unanswered],
     url: receiver.url,
     attach(endpoint) {

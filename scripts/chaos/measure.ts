@@ -16,14 +16,18 @@ export const terminate = async ({ database: { sql } }: World) =>
       select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'waybill%'`
   ).length
 
+/** A reply that takes so long. */
+export const replyAfter =
+  (ms: number, status: number | null = 200) =>
+  async () => {
+    await sleep(ms)
+    return status
+  }
+
 /** Lets every receiver take its time over a delivery that it sees for the first time, and none afterwards. */
 export function slowAtFirst(world: World, ms: number): void {
-  for (const endpoint of world.active) {
-    endpoint.reply = async (_receipt, nth) => {
-      if (nth === 1) await sleep(ms)
-      return 200
-    }
-  }
+  const late = replyAfter(ms)
+  for (const endpoint of world.active) endpoint.reply = (_receipt, nth) => (nth === 1 ? late() : 200)
 }
 
 /** Seconds from a fault until each of the requests that were open then came again; infinite for one that never did. */

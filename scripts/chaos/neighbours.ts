@@ -2,7 +2,7 @@ import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Experiment } from './experiment.ts'
 import type { Endpoint, Receipt } from './ledger.ts'
-import { latencies, mostAtOnce, publishMany, round } from './measure.ts'
+import { latencies, mostAtOnce, publishMany, replyAfter, round } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -32,7 +32,7 @@ const noisy: Experiment = {
       publishMany(world, count, 'order.paid', noise),
     )
     // What waits for an answer by then waits until its time is over.
-    const kept = mostAtOnce(of(world, hole), 4750)
+    const kept = mostAtOnce(world.ledger.at(hole), 4750)
     hole.reply = () => 200
     await world.quiesce()
     const p99 = p99sOf(world, world.active, calm, watched)
@@ -53,14 +53,10 @@ const slow: Experiment = {
     // Its ramp takes the same few seconds whatever is due, which is not what is measured.
     const count = world.quick ? 2000 : 5000
     const owner = await world.addTenant()
-    const reply = async () => {
-      await sleep(5000)
-      return 200
-    }
-    const slowOne = await world.addEndpoint('/slow', { tenant: owner, types: ['report.made'], reply })
+    const slowOne = await world.addEndpoint('/slow', { tenant: owner, types: ['report.made'], reply: replyAfter(5000) })
     const own = await world.addEndpoint('/own', { tenant: owner, types: ['order.paid'] })
     const { calm, watched } = await watchBeside(world, owner, () => publishMany(world, count, 'report.made', owner))
-    const most = mostAtOnce(of(world, slowOne), 5000)
+    const most = mostAtOnce(world.ledger.at(slowOne), 5000)
     slowOne.reply = () => 200
     await world.quiesce()
     const p99 = p99sOf(world, [own], calm, watched)
@@ -131,13 +127,10 @@ const herd: Experiment = {
     await waitFor(async () => (await held()).length > 0, { timeoutMs: 60_000, what: 'all to be held' })
     const up = Date.now()
     ordered.reply = () => 200
-    plain.reply = async () => {
-      await sleep(HERD_ANSWER_MS)
-      return 200
-    }
+    plain.reply = replyAfter(HERD_ANSWER_MS)
     await world.quiesce()
-    const came = of(world, plain).filter(({ answered }) => answered === 200)
-    const inOrder = of(world, ordered).filter(({ answered }) => answered === 200)
+    const came = world.ledger.at(plain).filter(({ answered }) => answered === 200)
+    const inOrder = world.ledger.at(ordered).filter(({ answered }) => answered === 200)
     const seconds = (came.at(-1)!.at - came[0]!.at) / 1000
     const buckets = Map.groupBy(came, ({ at }) => Math.floor((at - came[0]!.at) / 1000))
     const busiest = Math.max(...buckets.values().map((bucket) => bucket.length)) / (came.length / seconds)
@@ -176,8 +169,5 @@ function orderOf(receipts: Receipt[]) {
   const squares = off.reduce((sum, one) => sum + one ** 2, 0)
   return { correlation: round(1 - (6 * squares) / (n * (n ** 2 - 1))), furthest: Math.max(...off) }
 }
-
-const of = (world: World, endpoint: Endpoint) =>
-  world.ledger.receipts.filter((receipt) => receipt.endpoint === endpoint)
 
 export const neighbourExperiments = [noisy, slow, herd]

@@ -38,8 +38,8 @@ function overtaken(world: World, endpoint: Endpoint): number {
   const publishes = new Map(world.published.map((publish) => [publish.eventId, publish]))
   let latest = 0
   let count = 0
-  for (const receipt of world.ledger.receipts) {
-    if (receipt.endpoint !== endpoint || world.ledger.of(receipt.deliveryId)[0] !== receipt) continue
+  for (const receipt of world.ledger.at(endpoint)) {
+    if (world.ledger.of(receipt.deliveryId)[0] !== receipt) continue
     const publish = publishes.get(receipt.eventId)
     if ((publish?.acceptedAt ?? Number.POSITIVE_INFINITY) < latest) count++
     latest = Math.max(latest, publish?.tries[0]?.at ?? 0)
@@ -88,7 +88,7 @@ const ordered: Experiment = {
       }
     await world.quiesce(200_000)
     const early = endpoints.reduce((sum, endpoint) => sum + overtaken(world, endpoint), 0)
-    const arrived = endpoints.map((one) => world.ledger.receipts.filter(({ endpoint }) => endpoint === one).length)
+    const arrived = endpoints.map((endpoint) => world.ledger.at(endpoint).length)
     return {
       figures: { arrived: arrived.reduce((sum, n) => sum + n, 0), overtaken: early, side_by_side: seen.beside },
       conditions: {

@@ -2,7 +2,7 @@ import { ADMIN_KEY } from '../../test/support/service.ts'
 import { residentMemory } from '../bench/usage.ts'
 import type { Experiment } from './experiment.ts'
 import type { Endpoint } from './ledger.ts'
-import { round, triesP99, watch } from './measure.ts'
+import { replyAfter, round, triesP99, watch } from './measure.ts'
 import { type Publish, sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -14,10 +14,7 @@ const FLAT_MIB = 24
 const NOISE_MS = 150
 
 /** Not at once: that would look like a kept connection which had been closed, and the request would be sent on another. */
-async function reset(): Promise<null> {
-  await sleep(RESET_MS)
-  return null
-}
+const reset = replyAfter(RESET_MS, null)
 
 const outage: Experiment = {
   id: 'F33',
@@ -121,11 +118,7 @@ async function press(world: World, { lasts, rate, limits = {} }: { lasts: number
     return world.call('POST', '/v1/admin/tenants', { key: ADMIN_KEY, body })
   }
   await limit(limits)
-  const reply = async () => {
-    await sleep(ANSWER_MS)
-    return 200
-  }
-  const endpoint = await world.addEndpoint(`/${tenant.tenantId}`, { tenant, reply })
+  const endpoint = await world.addEndpoint(`/${tenant.tenantId}`, { tenant, reply: replyAfter(ANSWER_MS) })
   const load = world.load({ rate, tenant })
   const ages = { oldest: 0, shown: 0 }
   for (const end = Date.now() + lasts; Date.now() < end; await sleep(1000)) {
@@ -142,9 +135,7 @@ async function press(world: World, { lasts, rate, limits = {} }: { lasts: number
 
 /** Seconds since the first of these publishes was accepted that has not arrived. */
 function ageOfOldest(world: World, published: Publish[], endpoint: Endpoint): number {
-  const arrived = new Set(
-    world.ledger.receipts.filter((one) => one.endpoint === endpoint).map(({ eventId }) => eventId),
-  )
+  const arrived = new Set(world.ledger.at(endpoint).map(({ eventId }) => eventId))
   const missing = published.flatMap(({ eventId, acceptedAt }) =>
     acceptedAt !== null && !arrived.has(eventId!) ? [acceptedAt] : [],
   )

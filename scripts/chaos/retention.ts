@@ -42,7 +42,7 @@ const swept: Experiment = {
     await sleep(1000)
     await load.stop()
     const inactive = world.endpoints.find(({ url }) => url.endsWith('/inactive'))!
-    const kept = () => world.ledger.receipts.filter(({ endpoint }) => endpoint === inactive).length
+    const kept = () => world.ledger.at(inactive).length
     await world.call('PATCH', `/v1/endpoints/${inactive.endpointId}`, { body: { is_active: true } })
     await world.quiesce()
     const [before, during] = [triesP99(world, calm, begun), triesP99(world, begun, ended)]
