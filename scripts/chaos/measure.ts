@@ -1,4 +1,5 @@
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
+import { waitFor } from '../../test/support/wait.ts'
 import { percentile } from '../bench/helper.ts'
 import type { Endpoint, Receipt } from './ledger.ts'
 import { sleep } from './publisher.ts'
@@ -66,6 +67,17 @@ export const triesP99 = (world: World, from: number, to: number) =>
   percentile(
     triesIn(world, from, to).map(({ ms }) => ms),
     0.99,
+  )
+
+/** Waits until publishing and delivering go on after a moment; resolves with when each of them did. */
+export const goesOnAfter = (world: World, moment: number) =>
+  waitFor(
+    () => {
+      const accepted = world.published.find(({ acceptedAt }) => (acceptedAt ?? 0) > moment)?.acceptedAt
+      const delivered = world.ledger.receipts.find(({ at }) => at > moment)?.at
+      return accepted && delivered ? { accepted, delivered } : undefined
+    },
+    { timeoutMs: 60_000, what: 'publishing and delivering to go on' },
   )
 
 /** How long the slowest took, in milliseconds. */
