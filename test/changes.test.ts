@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, waitingForLocks } from './support/database.ts'
 import { assertBooks, publishMany, settled, watchInFlight } from './support/lanes.ts'
 import { gate, type Receipt, startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
@@ -220,9 +220,7 @@ test('a change that meets the recording of an attempt crosswise is made all the 
   const recorded = sql.begin(async (recording) => {
     await recording`select from waybill.endpoint_stats where endpoint_id = ${id} for update`
     changing = tenant.call('PATCH', `/v1/endpoints/${id}`, { body: { url: 'http://127.0.0.1:9/other' } })
-    const waits = () =>
-      sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-    await waitFor(async () => (await waits()).length > 0, { what: 'the change to wait' })
+    await waitFor(() => waitingForLocks(sql), { what: 'the change to wait' })
     await recording`update waybill.endpoints set updated_at = now() where endpoint_id = ${id}`
   })
   // Should this begin to wait a second after the change, Postgres gives up this one.

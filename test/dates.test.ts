@@ -3,21 +3,14 @@ import { suite, type TestContext, test } from 'node:test'
 import { createClaim } from '../src/flow/claim.ts'
 import { createAttempt } from './support/attempts.ts'
 import { publishMany } from './support/lanes.ts'
+import { waitingForLocks } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 async function start(t: TestContext) {
   const world = await startTenant(t, { mode: 'api' })
-  const blocked = (query: string) =>
-    waitFor(
-      async () =>
-        (
-          await world.sql`
-            select from pg_stat_activity where wait_event_type = 'Lock' and query like ${query} and datname = current_database()`
-        ).length > 0,
-      { what: 'it to wait' },
-    )
+  const blocked = (query: string) => waitFor(() => waitingForLocks(world.sql, query), { what: 'it to wait' })
   return { ...world, blocked }
 }
 
@@ -89,12 +82,12 @@ suite('what waits for others is dated after them', () => {
 })
 
 test('an attempt is dated by the database’s clock, wherever this machine’s own stands', async (t) => {
-  const { sql, url, tenant } = await start(t)
+  const { sql, databaseUrl, tenant } = await start(t)
   await tenant.createEndpoint('http://127.0.0.1:9/')
   await publishMany(sql, tenant.tenantId, 1)
   const [claim] = (await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })).send
   // As if it was an hour ahead.
-  await createAttempt(sql, url)({ ...claim!, clockOffsetMs: claim!.clockOffsetMs + 3_600_000 }, 200)
+  await createAttempt(sql, databaseUrl)({ ...claim!, clockOffsetMs: claim!.clockOffsetMs + 3_600_000 }, 200)
   const [attempt] =
     await sql`select round(extract(epoch from started_at - now()) / 60)::int as minutes from waybill.attempts`
   assert.equal(attempt!.minutes, 60)

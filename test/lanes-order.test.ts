@@ -4,7 +4,7 @@ import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { createSecretBox } from '../src/secrets.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, waitingForLocks } from './support/database.ts'
 import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/lanes.ts'
 import { gate, type Receipt, type Receiver, startReceiver } from './support/receiver.ts'
 import { createTenant, ENCRYPTION_KEY, startService, startTenant } from './support/service.ts'
@@ -428,9 +428,7 @@ suite('pace and order', { concurrency: 3 }, () => {
       await release`
         select from waybill.release_held(array[${tenant.tenantId}], array[${id}]::uuid[], array[0], array[50], interval '25 seconds')`
       publishing = tenant.publish()
-      const waits = () =>
-        sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-      await waitFor(async () => (await waits()).length > 0)
+      await waitFor(() => waitingForLocks(sql))
     })
     await publishing
     const [waiting] = await sql`
@@ -479,9 +477,7 @@ suite('pace and order', { concurrency: 3 }, () => {
     await sql.begin(async (holder) => {
       await holder`select from waybill.endpoint_stats where endpoint_id = ${id} for update`
       publishing = Promise.all([publishMany(sql, tenant.tenantId, 64), publishMany(sql, tenant.tenantId, 64)])
-      const waits = () =>
-        sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-      await waitFor(async () => (await waits()).length === 2)
+      await waitFor(async () => (await waitingForLocks(sql)) === 2)
     })
     await publishing
     const places = await sql<{ last: number; next: number }[]>`
@@ -517,9 +513,7 @@ suite('pace and order', { concurrency: 3 }, () => {
     await sql.begin(async (rebasing) => {
       await rebasing`select waybill.rebase_queue()`
       publishing = publishMany(sql, tenant.tenantId, 3)
-      const waits = () =>
-        sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-      await waitFor(async () => (await waits()).length === 1)
+      await waitFor(async () => (await waitingForLocks(sql)) === 1)
     })
     await publishing
     const places = () => sql`

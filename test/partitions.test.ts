@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, waitingForLocks } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -141,9 +141,7 @@ test('of two that make the same partitions at once one makes them, and neither f
   await sql.begin(async (first) => {
     await first`select waybill.make_partitions(7)`
     second = Promise.allSettled([newSession()`select waybill.make_partitions(7)`])
-    const waits = () =>
-      sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-    await waitFor(async () => (await waits()).length > 0, { intervalMs: 5, what: 'the second to wait' })
+    await waitFor(() => waitingForLocks(sql), { intervalMs: 5, what: 'the second to wait' })
   })
   const [ended] = (await second) as PromiseSettledResult<unknown>[]
   assert.equal(ended?.status, 'fulfilled')
@@ -162,9 +160,7 @@ test('who would wait for retention, while that waits for it, makes its partition
     // As of the first moment of making one, when it reads what the table is like.
     await making`lock table only waybill.events in access share mode`
     alone = Promise.allSettled([retention`lock table only waybill.events in access exclusive mode`])
-    const waits = () =>
-      sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-    await waitFor(async () => (await waits()).length > 0, { intervalMs: 5, what: 'retention to wait' })
+    await waitFor(() => waitingForLocks(sql), { intervalMs: 5, what: 'retention to wait' })
     await making`select waybill.make_partitions(7)`
   })
   const [locked] = (await alone) as PromiseSettledResult<unknown>[]

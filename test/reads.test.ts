@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createDatabase, lock, type TestDatabase } from './support/database.ts'
+import { createDatabase, lock, type TestDatabase, waitingForLocks } from './support/database.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -21,13 +21,6 @@ async function holdEarliestDay({ sql }: TestDatabase) {
   return { id: days[0]!.id, release }
 }
 
-const waitingForLocks = async ({ sql }: TestDatabase): Promise<number> => {
-  const [row] = await sql`
-    select count(*)::int as n from pg_stat_activity
-    where datname = current_database() and application_name like 'waybill%' and wait_event_type = 'Lock'`
-  return row?.n
-}
-
 test('a tenant’s lists that go through too much keep nobody else from publishing and reading, and are told so', async (t) => {
   const database = await createDatabase(t)
   const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
@@ -35,7 +28,7 @@ test('a tenant’s lists that go through too much keep nobody else from publishi
   await other.createEndpoint('http://127.0.0.1:9/')
   const today = `since=${new Date().toISOString().slice(0, 10)}T00:00:00Z`
   const { release } = await holdEarliestDay(database)
-  const atWork = () => waitingForLocks(database)
+  const atWork = () => waitingForLocks(database.sql)
 
   let answered = false
   const asked = Promise.all(Array.from({ length: LISTS }, () => greedy.call('GET', RARE))).finally(() => {
@@ -78,11 +71,11 @@ test('nor do reads of single events, and of what belongs to one', async (t) => {
     const asked = Promise.all(Array.from({ length: LISTS }, () => greedy.call('GET', path))).finally(() => {
       answered = true
     })
-    await waitFor(async () => (await waitingForLocks(database)) >= 2, { what: 'the reads to be at work' })
+    await waitFor(async () => (await waitingForLocks(database.sql)) >= 2, { what: 'the reads to be at work' })
     let rounds = 0
     for (; !answered; rounds++) {
       await other.publish()
-      assert.ok((await waitingForLocks(database)) <= 4, 'half of the connections are left to others')
+      assert.ok((await waitingForLocks(database.sql)) <= 4, 'half of the connections are left to others')
     }
     assert.ok(rounds > 1, 'publishing does not wait until they are given up')
     const refused = (await asked).filter(({ status }) => status === 503)

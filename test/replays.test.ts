@@ -4,8 +4,7 @@ import { createClaim } from '../src/flow/claim.ts'
 import { takeDeadLetters } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'
 import { createAttempt } from './support/attempts.ts'
-import { cleanUp } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, startBoss, waitingForLocks } from './support/database.ts'
 import { startFailing } from './support/queue.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
@@ -21,11 +20,9 @@ test('replays of a delivery that is locked keep one connection, and nobody who p
   await lock`select from waybill.deliveries where delivery_id = ${id} for update`
 
   const replays = Array.from({ length: 30 }, () => tenant.call('POST', `/v1/deliveries/${id}/replay`))
-  const waiting = () =>
-    sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%waybill.replay%'`
-  await waitFor(async () => (await waiting()).length > 0, { what: 'a replay to wait' })
+  await waitFor(() => waitingForLocks(sql, '%waybill.replay%'), { what: 'a replay to wait' })
   for (let nth = 0; nth < 5; nth++) await tenant.publish()
-  assert.ok((await waiting()).length <= 1)
+  assert.ok((await waitingForLocks(sql, '%waybill.replay%')) <= 1)
 
   await lock`commit`
   // On a slow machine the lock was held for longer than they have.
@@ -46,14 +43,12 @@ test('changes that wait for each other leave connections to everybody else', asy
   const changes = Array.from({ length: 40 }, (_, nth) =>
     busy.call('PATCH', `/v1/endpoints/${endpoint_id}`, description(nth)),
   )
-  const waiting = () =>
-    sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%for update of p%'`
-  await waitFor(async () => (await waiting()).length > 0, { what: 'a change to wait' })
+  await waitFor(() => waitingForLocks(sql, '%for update of p%'), { what: 'a change to wait' })
   for (let nth = 0; nth < 5; nth++) {
     await other.publish()
     await other.createEndpoint('http://127.0.0.1:9/hook')
   }
-  assert.ok((await waiting()).length <= 3)
+  assert.ok((await waitingForLocks(sql, '%for update of p%')) <= 3)
   await lock`commit`
   // On a slow machine the lock was held for longer than they wait for others, or than their statement may take.
   for (const { status } of await Promise.all(changes)) assert.ok([200, 500, 503].includes(status), `${status}`)
@@ -65,15 +60,13 @@ test('held deliveries are released although a replay of one of them and their re
   await tenant.createEndpoint(receiver.url('/hook'))
   await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, breaker, next_probe_at) select tenant_id, endpoint_id, 'open', now() from waybill.endpoints`
   const [id] = (await tenant.publish()).delivery_ids
-  const waits = () =>
-    sql`select from pg_stat_activity where application_name = 'waybill worker' and wait_event_type = 'Lock' and query like '%release_held%'`
   // What a replay does: it locks the delivery, then the endpoint's counters.
   const worker = await sql.begin(async (replay) => {
     // The other one is to give way.
     await replay`set local deadlock_timeout = '1h'`
     await replay`select from waybill.deliveries where delivery_id = ${id!} for update`
     const worker = await startService(t, { databaseUrl, mode: 'worker' })
-    await waitFor(async () => (await waits()).length > 0, { what: 'the release to wait' })
+    await waitFor(() => waitingForLocks(sql, '%release_held%'), { what: 'the release to wait' })
     await replay`update waybill.endpoint_stats set probing = ${id!}`
     return worker
   })
@@ -97,12 +90,11 @@ test('dead letters are taken although a replay of one of them and their taking w
   await boss.fail('deliveries', ids)
 
   let taking: Promise<number> | undefined
-  const waits = () => sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
   // What a replay does: it locks the delivery, then removes the failed job, which by then is locked by who takes it.
   const replaying = sql.begin(async (replay) => {
     await replay`select from waybill.deliveries where delivery_id = ${lost[1]!.deliveryId} for update`
     taking = takeDeadLetters(pool, boss, log)
-    await waitFor(async () => (await waits()).length > 0, { what: 'the taking to wait' })
+    await waitFor(() => waitingForLocks(sql), { what: 'the taking to wait' })
     await replay`delete from pgboss.job where name = 'deliveries' and id = ${lost[1]!.deliveryId} and state = 'failed'`
   })
   // Postgres ends one of the two.
@@ -157,12 +149,11 @@ test('a replay of what waits for its retry says that it is due now', async (t) =
 
 test('a replay that has waited for the record of an attempt is not dated before that attempt', async (t) => {
   const { sql, tenant, id } = await startRetrying(t)
-  const waits = () => sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
   for (const status of ['retrying', 'dead_lettered']) {
     const replayed = await sql.begin(async (recording) => {
       await recording`select from waybill.deliveries where delivery_id = ${id} for update`
       const replaying = tenant.call('POST', `/v1/deliveries/${id}/replay`)
-      await waitFor(async () => (await waits()).length > 0, { what: 'the replay to wait' })
+      await waitFor(() => waitingForLocks(sql), { what: 'the replay to wait' })
       await recording`
         update waybill.deliveries set status = ${status}::waybill.delivery_status, attempt_count = 1, last_attempt_at = clock_timestamp(),
           updated_at = clock_timestamp()`

@@ -6,7 +6,7 @@ import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'
 import { DELIVERIES } from '../src/queue.ts'
 import { createAttempt } from './support/attempts.ts'
-import { startBoss } from './support/database.ts'
+import { startBoss, waitingForLocks } from './support/database.ts'
 import { assertBooks, publishMany } from './support/lanes.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { startService, startTenant } from './support/service.ts'
@@ -346,11 +346,7 @@ test('nobody takes back what the month allowed no attempt while that is being re
   await locked
   const attempt = createAttempt(pool, url, boss)
   const recorded = Promise.all([attempt(failed, 500), attempt(forbidden, null)])
-  await waitFor(
-    async () =>
-      (await sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).length >
-      0,
-  )
+  await waitFor(() => waitingForLocks(sql))
   const back = await sql`select delivery_id from waybill.take_back('10 seconds', 3, 5, 10, true)`
   release()
   await locking

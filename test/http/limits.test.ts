@@ -4,7 +4,7 @@ import { identifier } from '../../src/db/statement.ts'
 import { createRateCounter } from '../../src/flow/rate-limit.ts'
 import { firstOfNextMonth } from '../../src/http/usage.ts'
 import type { Scope } from '../support/cleanup.ts'
-import { createDatabase } from '../support/database.ts'
+import { createDatabase, waitingForLocks } from '../support/database.ts'
 import { settled } from '../support/lanes.ts'
 import { rawRequest } from '../support/raw-http.ts'
 import { startReceiver } from '../support/receiver.ts'
@@ -317,9 +317,7 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
       await sql.begin(async (holder) => {
         await holder`select from ${identifier(`waybill.${counter}`)} where tenant_id = ${tenant.tenantId} for update`
         publishing = Promise.all([publish(call), publish(call)])
-        const waits = () =>
-          sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-        await waitFor(async () => (await waits()).length === 2)
+        await waitFor(async () => (await waitingForLocks(sql)) === 2)
       })
       const replies = await publishing!
       assert.deepEqual(replies.map(({ status }) => status).sort(), [202, 429])
@@ -340,9 +338,7 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     await sql.begin(async (holder) => {
       await holder`select from waybill.rate_windows where tenant_id = ${tenant.tenantId} for update`
       publishing = publish(call)
-      const waits = () =>
-        sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-      await waitFor(async () => (await waits()).length === 1)
+      await waitFor(async () => (await waitingForLocks(sql)) === 1)
       // The next window, in which another process has counted one.
       await holder`
         update waybill.rate_windows set window_start = window_start + interval '1 day', count = 1 where tenant_id = ${tenant.tenantId}`

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { connect } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { cpuSeconds } from '../../scripts/bench/usage.ts'
+import { waitingForLocks } from '../support/database.ts'
 import { type RawAnswer, rawRequest } from '../support/raw-http.ts'
 import { ADMIN_KEY, startTenant } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
@@ -333,13 +334,11 @@ const RETENTION_RUN = `POST /v1/admin/retention/run HTTP/1.1\r\n${HOST}Authoriza
 test('behind a request that is being answered, what is no request ends the connection and is not taken for its answer', {
   timeout: 60_000,
 }, async () => {
-  const waiting = () =>
-    sql`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
   const noRequests = ['hello\r\n\r\n', 'GET /health HTTP/1.1\r\n\r\n']
   await sql.begin(async (tx) => {
     await tx`lock table waybill.idempotency_keys in access exclusive mode`
     for (const [before, behind] of noRequests.entries()) {
-      const isUnderWay = async () => (await waiting()).length > before
+      const isUnderWay = async () => (await waitingForLocks(sql)) > before
       const answer = await rawRequest(service.port, RETENTION_RUN, (write) => {
         void waitFor(isUnderWay, { what: 'the request to wait' }).then(() => write(behind))
       })

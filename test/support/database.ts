@@ -47,6 +47,13 @@ export async function lock(sql: Pool, what: string): Promise<() => Promise<void>
 export const waitingFor = async (sql: Pool, table: string) =>
   (await sql`select from pg_locks where relation = ${table}::regclass and not granted`).length
 
+/** How many statements wait for others' locks; with `query`, of those like it. */
+export const waitingForLocks = async (sql: Pool, query = '%') =>
+  (
+    await sql`
+      select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like ${query}`
+  ).length
+
 /**
  * A database of the test's own, cloned from the migrated template (`template: null`: an empty one), and dropped
  * afterwards, whoever is still connected.
