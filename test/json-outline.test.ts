@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
 import { MAX_DEPTH, NotJson, outline, TooDeep } from '../src/json-outline.ts'
+import { cpuTime } from './support/cpu.ts'
 
 const nested = (depth: number) => '['.repeat(depth) + ']'.repeat(depth)
 const isObject = (value: unknown) => typeof value === 'object' && value !== null
@@ -99,17 +100,6 @@ test('a text that was JSON before something in it was changed is judged as JSON.
   )
 })
 
-/** The CPU time of `work` in milliseconds, the least of five: whoever else is busy does not count. */
-function cpuTime(work: () => void): number {
-  const times = Array.from({ length: 5 }, () => {
-    const before = process.cpuUsage()
-    work()
-    const { user, system } = process.cpuUsage(before)
-    return (user + system) / 1000
-  })
-  return Math.min(...times)
-}
-
 const many = (part: (nth: number) => string) => {
   const parts: string[] = []
   for (let length = 0; length < 256_000; length += (parts.at(-1)?.length ?? 0) + 1) parts.push(part(parts.length))
@@ -125,7 +115,7 @@ for (const [what, make] of [
   ['numbers', () => `[${many(() => '0')}]`],
 ] as const) {
   test(`256 KiB of ${what} take less than thirty times as long as as much text`, () => {
-    const of = (value: string) => cpuTime(() => outline(`{"event_type":"a","payload":{"a":${value}}}`))
+    const of = (value: string) => cpuTime(() => outline(`{"event_type":"a","payload":{"a":${value}}}`), 5)
     of(make())
     const text = of(`"${'x'.repeat(256_000)}"`)
     const took = of(make())

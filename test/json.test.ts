@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
 import { isSameJson, sliceMember } from '../src/json.ts'
+import { cpuTime } from './support/cpu.ts'
 
 const body = (payload: string) => `{"event_type":"a.b","payload":${payload}}`
 
@@ -146,14 +147,6 @@ function lists(length: number, left: string, right: string): [string, string] {
 function objects(length: number, name: (n: number) => string): [string, string] {
   const members = Array.from({ length }, (_, n) => `"${name(n * 7)}":${n}`)
   return [`{${members}}`, `{${members.reverse()}}`]
-}
-
-/** The CPU time of `work` in milliseconds: whoever else is busy does not count. */
-function cpuTime(work: () => void): number {
-  const before = process.cpuUsage()
-  work()
-  const { user, system } = process.cpuUsage(before)
-  return (user + system) / 1000
 }
 
 for (const [what, make] of LARGE) {

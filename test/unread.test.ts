@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { readFile } from 'node:fs/promises'
 import { connect, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { residentMemory } from '../scripts/bench/usage.ts'
 import type { Pool } from '../src/db/open.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
@@ -27,7 +27,7 @@ test('answers that nobody reads are bounded and cut off; who reads slowly gets a
   const { text } = await read(slow)
   assert.ok(text.length > ROWS * BODY_BYTES)
   await read(other)
-  const before = await memoryMiB(service)
+  const before = memoryMiB(service)
 
   // Some 35 seconds in all: longer than an answer may stand still.
   const slowSocket = open(t, service, ask(slow, page.get(slow)!).repeat(3))
@@ -46,7 +46,7 @@ test('answers that nobody reads are bounded and cut off; who reads slowly gets a
   const isCut = async () => {
     await other.publish()
     assert.equal((await read(other)).status, 200)
-    const grownMiB = (await memoryMiB(service)) - before
+    const grownMiB = memoryMiB(service) - before
     assert.ok(grownMiB < GROWTH_MIB, `it has grown by ${grownMiB} MiB`)
     // An empty line means nothing to the service, and shows whether the connection is still there.
     for (const socket of unread) socket.write('\r\n')
@@ -132,7 +132,4 @@ async function readSlowly(socket: Socket, { bytes, everyMs }: { bytes: number; e
   return received
 }
 
-async function memoryMiB({ pid }: Service): Promise<number> {
-  const [, kib] = /VmRSS:\s+(\d+) kB/.exec(await readFile(`/proc/${pid}/status`, 'utf8')) ?? []
-  return Math.round(Number(kib) / 1024)
-}
+const memoryMiB = ({ pid }: Service) => Math.round(residentMemory(pid) ?? 0)
