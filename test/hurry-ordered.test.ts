@@ -1,16 +1,13 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, insertEndpoint } from './support/database.ts'
 
 test('hurrying an ordered endpoint reads no deliveries but its own', async (t) => {
   const { sql, newSession } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  const [endpoint] = await sql<[{ id: string }]>`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret, ordered)
-    values ('acme', waybill.make_id(now()), 'https://example.com', '{*}', '', true) returning endpoint_id as id`
+  const endpoint = await insertEndpoint(sql, { ordered: true })
   const insert = (days: number, count: number, status: string) => sql`
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, updated_at)
-    select 'acme', waybill.make_delivery_id(id), id, ${endpoint.id}, 'thing', ${status}::waybill.delivery_status, now()
+    select 'acme', waybill.make_delivery_id(id), id, ${endpoint}, 'thing', ${status}::waybill.delivery_status, now()
     from (select waybill.make_id(date_trunc('day', now(), 'utc') + ${days} * interval '1 day' + n * interval '1 ms') as id
           from generate_series(1, ${count}) n) made`
   await insert(-1, 2000, 'delivered')
@@ -22,7 +19,7 @@ test('hurrying an ordered endpoint reads no deliveries but its own', async (t) =
   await sql.text('analyze waybill.deliveries')
   await sql.text('analyze pgboss.job')
   const session = newSession()
-  await session`select waybill.hurry_ordered('acme', ${endpoint.id})`
+  await session`select waybill.hurry_ordered('acme', ${endpoint})`
   await session`select pg_stat_force_next_flush()`
   const [due] = await sql`select count(*)::int as n from pgboss.job where name = 'deliveries' and start_after <= now()`
   assert.equal(due?.n, 1000)

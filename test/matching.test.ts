@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, insertEndpoint } from './support/database.ts'
 import { NO_LIMITS } from './support/lanes.ts'
 
 const LIST = 100
@@ -33,8 +33,7 @@ test('a batch of a hundred event types reads no more of the endpoints than one o
 
 test('an event goes to each endpoint that names its type, or all, once', async (t) => {
   const { sql } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme'), ('other', 'other')`
-  for (const [tenant, name, types] of [
+  for (const [tenant, url, types] of [
     ['acme', 'a', ['a']],
     ['acme', 'ab', ['b', 'a']],
     ['acme', 'all', ['*']],
@@ -42,9 +41,7 @@ test('an event goes to each endpoint that names its type, or all, once', async (
     ['acme', 'c', ['c']],
     ['other', 'b of the other', ['b']],
   ] as const)
-    await sql`
-      insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-      values (${tenant}, gen_random_uuid(), ${name}, ${[...types]}, '')`
+    await insertEndpoint(sql, { tenant, url, types })
   await sql`
     select from waybill.publish(array['acme', 'other', 'acme', 'other', 'acme'], array['a', 'b', 'b', 'a', 'a'], array_fill('{}'::text, array[5]),
       array_fill(null::text, array[5]), ${JSON.stringify(NO_LIMITS)})`

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
-import { createDatabase, waitingForLocks } from './support/database.ts'
+import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -29,22 +29,19 @@ async function dropDay(sql: Pool, day: string): Promise<void> {
 
 test('who makes an index on a day does not hold up a release', async (t) => {
   const { sql } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  const [endpoint] = await sql<[{ id: string }]>`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    values ('acme', waybill.make_id(now()), 'https://example.com', '{*}', '') returning endpoint_id as id`
+  const endpoint = await insertEndpoint(sql)
   const [held] = await sql<[{ id: string }]>`
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
-    select 'acme', waybill.make_delivery_id(id), id, ${endpoint.id}, 'late', true, now() from waybill.make_id(now()) id
+    select 'acme', waybill.make_delivery_id(id), id, ${endpoint}, 'late', true, now() from waybill.make_id(now()) id
     returning delivery_id as id`
-  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held) values ('acme', ${endpoint.id}, 1, 1)`
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held) values ('acme', ${endpoint}, 1, 1)`
   const yesterday = await dayAhead(sql, -1)
   await sql.begin(async (indexing) => {
     await indexing.text(`lock table waybill.deliveries_${yesterday} in share mode`)
     const released = await sql.begin(async (releasing) => {
       await releasing`set local lock_timeout = '2s'`
       return await releasing`
-        select released from waybill.release_held(array['acme'], array[${endpoint.id}::uuid], array[0], array[10], interval '10 seconds')`
+        select released from waybill.release_held(array['acme'], array[${endpoint}::uuid], array[0], array[10], interval '10 seconds')`
     })
     assert.deepEqual([...released], [{ released: 1 }])
   })

@@ -3,18 +3,13 @@ import { test } from 'node:test'
 import { isRetryable } from '../src/db/errors.ts'
 import type { Pool } from '../src/db/open.ts'
 import { createPublish } from '../src/flow/publish.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, insertEndpoint } from './support/database.ts'
 import { NO_LIMITS } from './support/lanes.ts'
 import { waitFor } from './support/wait.ts'
 
 const LIMITS = JSON.stringify({ ...NO_LIMITS, rate: 10, monthly_events: 10, monthly_attempts: 10 })
 
-async function addTenant(sql: Pool, tenant: string): Promise<void> {
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values (${tenant}, ${tenant})`
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    values (${tenant}, gen_random_uuid(), 'http://x', '{a}', '')`
-}
+const addTenant = (sql: Pool, tenant: string) => insertEndpoint(sql, { tenant, types: ['a'] })
 
 const publishOne = (sql: Pool, tenant: string, key: string | null = null) =>
   sql`

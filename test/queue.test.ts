@@ -4,8 +4,8 @@ import { test } from 'node:test'
 import type { Db } from '../src/db/open.ts'
 import type { Log } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
-import { createDatabase } from './support/database.ts'
-import { NO_LIMITS } from './support/lanes.ts'
+import { createDatabase, insertEndpoint } from './support/database.ts'
+import { NO_LIMITS } from './support/deliveries.ts'
 import { queueAt, startFailing } from './support/queue.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -138,11 +138,8 @@ test('recording reads its own deliveries, by a plan from when there were none', 
 
 test('announcing waits for nobody who has locked the counters of those who are told', async (t) => {
   const { sql, newSession } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  const [told, about] = [randomUUID(), randomUUID()]
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    values ('acme', ${told}, 'http://x', array['endpoint.disabled'], ''), ('acme', ${about}, 'http://y', array['endpoint.disabled'], '')`
+  const types = ['endpoint.disabled']
+  const [told, about] = [await insertEndpoint(sql, { types }), await insertEndpoint(sql, { types })]
   await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id) values ('acme', ${told})`
   const other = newSession()
   await other`begin`
@@ -176,11 +173,13 @@ test('announcing waits for nobody who has locked the counters of those who are t
 
 test('what is announced reaches endpoints of its own tenant alone, and of these those that are active by then', async (t) => {
   const { sql } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme'), ('other', 'other')`
-  const [about, told, left, foreign] = [randomUUID(), randomUUID(), randomUUID(), randomUUID()]
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    select tenant, id, 'http://x', array['endpoint.disabled'], '' from unnest(array['acme', 'acme', 'acme', 'other'], array[${about}, ${told}, ${left}, ${foreign}]::uuid[]) as u (tenant, id)`
+  const insert = (tenant: string) => insertEndpoint(sql, { tenant, types: ['endpoint.disabled'] })
+  const [about, told, left, foreign] = [
+    await insert('acme'),
+    await insert('acme'),
+    await insert('acme'),
+    await insert('other'),
+  ]
   await sql`select waybill.announce('acme', ${about}, 'endpoint.disabled', '{}')`
   await sql`select waybill.announce('other', ${foreign}, 'endpoint.disabled', '{}')`
   await sql`update waybill.endpoints set is_active = false where endpoint_id = ${left}`

@@ -4,7 +4,7 @@ import { createClockMender } from '../src/flow/clock-set-back.ts'
 import { startSweep } from '../src/flow/sweep.ts'
 import { createLog } from '../src/log.ts'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, insertEndpoint } from './support/database.ts'
 import { assertBooks, NO_LIMITS, publishMany, settled } from './support/lanes.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
@@ -13,10 +13,7 @@ import { waitFor } from './support/wait.ts'
 /** A database in which the tenant `acme` has one endpoint, for all types. */
 async function createWithEndpoint(t: TestContext) {
   const { sql, openPool } = await createDatabase(t)
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    values ('acme', gen_random_uuid(), 'http://x', array['*'], '')`
+  await insertEndpoint(sql)
   return { sql, openPool }
 }
 

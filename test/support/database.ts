@@ -43,6 +43,18 @@ export async function lock(sql: Pool, what: string): Promise<() => Promise<void>
   }
 }
 
+/** Stores an endpoint, and its tenant where that is new, behind the API's back; resolves with its id. */
+export async function insertEndpoint(
+  sql: Pool,
+  { tenant = 'acme', url = 'http://x', types = ['*'] as readonly string[], ordered = false } = {},
+): Promise<string> {
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values (${tenant}, ${tenant}) on conflict do nothing`
+  const [row] = await sql<{ id: string }[]>`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret, ordered)
+    values (${tenant}, waybill.make_id(clock_timestamp()), ${url}, ${types}, '', ${ordered}) returning endpoint_id as id`
+  return row!.id
+}
+
 /** How many wait for a table that is locked. */
 export const waitingFor = async (sql: Pool, table: string) =>
   (await sql`select from pg_locks where relation = ${table}::regclass and not granted`).length
