@@ -136,6 +136,13 @@ async function main(): Promise<void> {
   const noteMemory = () => {
     memory = Math.max(memory, memoryOfTree(database?.pid ?? 0) ?? 0)
   }
+  /** Measures a part, if it is asked for. */
+  async function part(name: string, measure: () => Promise<void>): Promise<void> {
+    if (!parts.includes(name)) return
+    say(name)
+    await measure()
+    noteMemory()
+  }
 
   let waiting = 0
   if (parts.includes('publish')) {
@@ -156,35 +163,24 @@ async function main(): Promise<void> {
     report.drain = await beside(['posts', 'usualPosts'], () => measureDrain(bench))
     noteMemory()
   } else if (waiting > 0) await deliverAll(bench)
-  if (parts.includes('both')) {
-    say('publish and deliver at once')
+  await part('both', async () => {
     report.both = await beside(['commits', 'posts'], () => measureBoth(bench))
-    noteMemory()
-  }
-  if (parts.includes('fanout')) {
-    say('fan-out')
+  })
+  await part('fanout', async () => {
     report.fanout = await beside(['posts', 'usualPosts'], () => measureFanout(bench))
-    noteMemory()
-  }
-  if (parts.includes('tenants')) {
-    say('many tenants')
+  })
+  await part('tenants', async () => {
     report.tenants = await beside(['commits', 'posts', 'usualPosts'], () => measureTenants(bench))
-    noteMemory()
-  }
-  if (parts.includes('latency')) {
-    say('latency')
+  })
+  await part('latency', async () => {
     report.latency = [await measureLatency(bench, null), await measureLatency(bench, 200)]
-    noteMemory()
-  }
-  if (parts.includes('steady')) {
-    say('steady')
+  })
+  await part('steady', async () => {
     report.steady = await measureSteady(bench)
-    noteMemory()
-  }
-  if (parts.includes('held')) {
-    say('with a million held')
+  })
+  await part('held', async () => {
     report.held = await measureHeld(bench)
-  }
+  })
   if (parts.includes('neighbours')) {
     const helpers = {
       crowd: helper('crowd'),
