@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
-import { assertBooks, publishMany, settled, standingOf, watchInFlight } from './support/lanes.ts'
+import { assertBooks, publishMany, settled, standingOf, watchInFlight } from './support/deliveries.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createDatabase, insertEndpoint } from './support/database.ts'
-import { NO_LIMITS } from './support/lanes.ts'
+import { NO_LIMITS } from './support/deliveries.ts'
 
 const LIST = 100
 

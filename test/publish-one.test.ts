@@ -4,7 +4,7 @@ import { isRetryable } from '../src/db/errors.ts'
 import type { Pool } from '../src/db/open.ts'
 import { createPublish } from '../src/flow/publish.ts'
 import { createDatabase, insertEndpoint } from './support/database.ts'
-import { NO_LIMITS } from './support/lanes.ts'
+import { NO_LIMITS } from './support/deliveries.ts'
 import { waitFor } from './support/wait.ts'
 
 const LIMITS = JSON.stringify({ ...NO_LIMITS, rate: 10, monthly_events: 10, monthly_attempts: 10 })

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import type { Db, Pool } from '../src/db/open.ts'
 import { fragment } from '../src/db/statement.ts'
 import { createDatabase } from './support/database.ts'
-import { NO_LIMITS } from './support/lanes.ts'
+import { NO_LIMITS } from './support/deliveries.ts'
 import { claim, queueAt, startFailing } from './support/queue.ts'
 import { waitFor } from './support/wait.ts'
 

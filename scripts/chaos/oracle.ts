@@ -1,4 +1,4 @@
-import { assertBooks } from '../../test/support/lanes.ts'
+import { assertBooks } from '../../test/support/deliveries.ts'
 import { waitFor } from '../../test/support/wait.ts'
 import type { Receipt } from './ledger.ts'
 import type { Publish } from './publisher.ts'

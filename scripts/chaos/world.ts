@@ -1,5 +1,5 @@
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
-import { settled } from '../../test/support/lanes.ts'
+import { settled } from '../../test/support/deliveries.ts'
 import { type Proxy as DatabaseProxy, startProxy } from '../../test/support/proxy.ts'
 import { type Call, caller, createTenant } from '../../test/support/service.ts'
 import type { Cluster, Database } from './cluster.ts'

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createPublish } from '../../src/flow/publish.ts'
 import { createDatabase } from '../support/database.ts'
-import { NO_LIMITS } from '../support/lanes.ts'
+import { NO_LIMITS } from '../support/deliveries.ts'
 
 test('who publishes one event does not wait for all that another publishes', async (t) => {
   const { sql } = await createDatabase(t)

@@ -5,7 +5,7 @@ import { createRateCounter } from '../../src/flow/rate-limit.ts'
 import { firstOfNextMonth } from '../../src/http/usage.ts'
 import type { Scope } from '../support/cleanup.ts'
 import { createDatabase, waitingForLocks } from '../support/database.ts'
-import { settled } from '../support/lanes.ts'
+import { settled } from '../support/deliveries.ts'
 import { rawRequest } from '../support/raw-http.ts'
 import { startReceiver } from '../support/receiver.ts'
 import {
