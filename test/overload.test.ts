@@ -3,8 +3,8 @@ import { once } from 'node:events'
 import { readFile } from 'node:fs/promises'
 import { connect, type Socket } from 'node:net'
 import { test } from 'node:test'
-import { createDatabase } from './support/database.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createDatabase, lock } from './support/database.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const CLIENTS = 10_000
@@ -15,15 +15,8 @@ test('10,000 requests of 256 KiB at once are each stored or told to come back, w
   const env = { RATE_LIMIT_EVENTS_WRITE: '0' }
   const service = await startService(t, { databaseUrl, mode: 'api', env })
   const tenant = await createTenant(service)
-  const body = `{"event_type":"large","payload":{"x":"${'x'.repeat(PAYLOAD_BYTES - 8)}"}}`
-  const request = Buffer.from(
-    `POST /v1/events HTTP/1.1\r\nhost: waybill\r\nauthorization: Bearer ${tenant.key}\r\n` +
-      `content-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
-  )
-
-  const sockets: Socket[] = []
-  while (sockets.length < CLIENTS)
-    sockets.push(...(await Promise.all(Array.from({ length: 100 }, () => open(service.port)))))
+  const request = largeEvent(tenant)
+  const sockets = await openMany(service.port, CLIENTS)
   const answers = await Promise.all(sockets.map((socket) => answerOn(socket, request)))
 
   const answered = (status: number) => answers.filter((answer) => answer.startsWith(`HTTP/1.1 ${status} `))
@@ -43,6 +36,25 @@ test('10,000 requests of 256 KiB at once are each stored or told to come back, w
   t.diagnostic(`${accepted.length} accepted; at most ${Math.round(peakMiB)} MiB`)
   assert.ok(peakMiB < 1024, `${Math.round(peakMiB)} MiB at most`)
   await Promise.all(Array.from({ length: 20 }, () => untilAccepted(service, request)))
+})
+
+test('while a key is looked up, large requests that there is no room for are told to come back at once', async (t) => {
+  const { sql, service, tenant } = await startTenant(t, { mode: 'api' })
+  const other = await createTenant(service)
+  const sockets = await openMany(service.port, 1000)
+  await other.publish()
+  const unlock = await lock(sql, 'waybill.api_keys in access exclusive mode')
+  const answers = sockets.map((socket) => answerOn(socket, largeEvent(tenant)))
+  const statuses: string[] = []
+  for (const answer of answers) void answer.then((text) => statuses.push(text.slice(9, 12)))
+  // Half of 32 MiB, in pieces of 128 KiB, is as much as one key's requests get; half of a thousand wait for it.
+  const refused = 1000 - 128 - 500
+  await waitFor(() => statuses.length >= refused)
+  assert.deepEqual(new Set(statuses.slice(0, refused)), new Set(['503']))
+  await other.publish()
+  await unlock()
+  await Promise.all(answers)
+  await untilAccepted(service, largeEvent(tenant))
 })
 
 test('bodies in pieces of one byte take no more memory than others', async (t) => {
@@ -71,6 +83,21 @@ const untilAccepted = ({ port }: { port: number }, request: Buffer) =>
 
 async function peakMemoryMiB({ pid }: { pid: number }): Promise<number> {
   return Number(/VmHWM:\s+(\d+) kB/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))?.[1]) / 1024
+}
+
+function largeEvent({ key }: { key: string }): Buffer {
+  const body = `{"event_type":"large","payload":{"x":"${'x'.repeat(PAYLOAD_BYTES - 8)}"}}`
+  return Buffer.from(
+    `POST /v1/events HTTP/1.1\r\nhost: waybill\r\nauthorization: Bearer ${key}\r\n` +
+      `content-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
+  )
+}
+
+/** A hundred at a time: more could be refused by the system. */
+async function openMany(port: number, count: number): Promise<Socket[]> {
+  const sockets: Socket[] = []
+  while (sockets.length < count) sockets.push(...(await Promise.all(Array.from({ length: 100 }, () => open(port)))))
+  return sockets
 }
 
 async function open(port: number): Promise<Socket> {

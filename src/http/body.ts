@@ -7,6 +7,8 @@ import type { Env } from './route.ts'
 /** What a body may hold besides a payload: other fields, their names, white space. */
 const ENVELOPE_BYTES = 65_536
 
+const UNASKED_BYTES = 2 * 65_536
+
 /** A body that stalls for this long is given up: it takes room that others wait for. */
 const STALL_MS = 10_000
 
@@ -52,6 +54,12 @@ function outlineOf(text: string): string {
 export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number {
   const declared = Number(c.env.incoming.headers['content-length'] ?? Number.NaN)
   return Math.min(Number.isNaN(declared) ? Infinity : declared, maxPayloadBytes + ENVELOPE_BYTES)
+}
+
+/** How much of its body may have been read before anybody asks for it: Node reads two pieces, and waits then. */
+export function unaskedBytes(c: Context<Env>): number {
+  const { 'content-length': length = 0, 'transfer-encoding': coding } = c.env.incoming.headers
+  return coding === undefined ? Math.min(Number(length), UNASKED_BYTES) : UNASKED_BYTES
 }
 
 const invalid = (path: string, message: string) => new AppError('invalid_request', [{ path, message }])
