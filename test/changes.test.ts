@@ -227,3 +227,73 @@ test('a change that meets the recording of an attempt crosswise is made all the 
   await recorded.catch((error) => assert.equal(error.code, '40P01'))
   assert.equal((await changing!).status, 200)
 })
+
+suite('an endpoint that has failed for days', () => {
+  /** With one delivery held, and its breaker open. */
+  async function begin(t: TestContext) {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+    const url = 'http://127.0.0.1:9/old'
+    const { endpoint_id } = await tenant.createEndpoint(url)
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })
+    await tenant.publish()
+    await sql`
+      update waybill.endpoint_stats set breaker = 'open', breaker_since = now(), failure_streak = 50, failed_probes = 9,
+        failing_since = now() - interval '4 days', next_probe_at = now() + interval '5 minutes', probing = ${endpoint_id}`
+    const patch = async (body: object) => (await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body })).body
+    return { sql, url, patch }
+  }
+
+  for (const [how, change] of [
+    ['moved', { url: 'http://127.0.0.1:9/new' }],
+    ['set inactive and active', { is_active: true }],
+  ] as const)
+    test(`has its days, its failures and its probes anew when it is ${how}`, async (t) => {
+      const { sql, patch } = await begin(t)
+      if ('is_active' in change) await patch({ is_active: false })
+      assert.equal((await patch(change)).state, 'recovering')
+      const [stats] = await sql`
+        select failure_streak, failed_probes, failing_since, next_probe_at, probing, ramp from waybill.endpoint_stats`
+      const none = { failing_since: null, next_probe_at: null, probing: null }
+      assert.deepEqual({ ...stats }, { failure_streak: 0, failed_probes: 0, ...none, ramp: 2 })
+    })
+
+  test('goes on failing when it is told again what it is', async (t) => {
+    const { url, patch } = await begin(t)
+    assert.equal((await patch({ url, is_active: true, ordered: true })).state, 'failing')
+  })
+
+  test('that has not failed gets as much at once at a new URL as before', async (t) => {
+    const { sql, patch } = await begin(t)
+    await sql`update waybill.endpoint_stats set breaker = 'closed', breaker_since = null, failure_streak = 0, failing_since = null`
+    assert.equal((await patch({ url: 'http://127.0.0.1:9/new' })).state, 'active')
+  })
+
+  test('and was set inactive for that says so, also after its tenant has set it inactive once more', async (t) => {
+    const { sql, patch } = await begin(t)
+    await sql`
+      update waybill.endpoints set is_active = false, inactive_reason = 'gone', inactive_since = '2026-01-01T00:00:00Z'`
+    const { state_reason, state_since } = await patch({ is_active: false })
+    assert.deepEqual([state_reason, state_since], ['it answered 410 Gone', '2026-01-01T00:00:00.000Z'])
+  })
+})
+
+test('an ordered endpoint that is told once more to be ordered makes its retry no sooner', async (t) => {
+  const { url: databaseUrl } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const env = { RETRY_DELAY_SECONDS: '3600' }
+  const tenant = await createTenant(await startService(t, { databaseUrl, env }))
+  receiver.script('/hook', 500)
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+  const order = () => tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })
+  await order()
+  const path = `/v1/deliveries/${(await tenant.publish()).delivery_ids[0]}`
+  const read = async () => (await tenant.call('GET', path)).body
+  const { next_attempt_at } = await waitFor(async () => {
+    const delivery = await read()
+    return delivery.status === 'retrying' ? delivery : undefined
+  })
+  await order()
+  assert.equal((await read()).next_attempt_at, next_attempt_at)
+  assert.equal(receiver.receipts.length, 1)
+})

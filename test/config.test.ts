@@ -97,6 +97,7 @@ const BAD: [name: string, value: string][] = [
   ['BASE_URL', 'https://user:secret@hooks.example.com'],
   ['BASE_URL', 'https://hooks.example.com/?a=b'],
   ['ADMIN_API_KEY', 'k'.repeat(15)],
+  ['WEBHOOK_HEADER_PREFIX', 'p'.repeat(65)],
   ['ENCRYPTION_KEY', Buffer.alloc(31).toString('base64')],
   ['ENCRYPTION_KEY', `${KEY.slice(0, -2)}!=`],
   ['ADMIN_API_KEY', ' '.repeat(20)],

@@ -49,6 +49,12 @@ suite('what waits for others is dated after them', () => {
     })
     const { body } = await asked
     assert.ok(body.updated_at >= body.created_at, `${body.updated_at} is not before ${body.created_at}`)
+    await sql`update waybill.tenants set updated_at = created_at - interval '1 hour' where tenant_id = 'new'`
+    const again = await service.call('POST', '/v1/admin/tenants', {
+      key: ADMIN_KEY,
+      body: { tenant_id: 'new', tenant_slug: 'new' },
+    })
+    assert.ok(again.body.updated_at > body.created_at)
   })
 
   test('a release of what was published while it waited', async (t) => {

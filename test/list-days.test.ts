@@ -20,7 +20,7 @@ async function threeDays(t: TestContext) {
   await insert(-1, 2000, 'other')
   await insert(-9, 3, 'wanted')
   await sql.text('analyze waybill.deliveries')
-  return { sql, service, call }
+  return { sql, service, call, insert }
 }
 
 /** Asks for a page that today's deliveries fill, and looks what was read for it of yesterday. */
@@ -60,13 +60,14 @@ test('so it does when retention has kept an old day and none of those between', 
   assert.equal(await readOfYesterday(days), 0)
 })
 
-test('a list goes on from the days to the default partition', async (t) => {
-  const { sql, call } = await threeDays(t)
+test('a list goes on from the days to the default partition, and begins there if there are no days for the newest', async (t) => {
+  const { sql, call, insert } = await threeDays(t)
   await keepOldDay(sql)
+  await insert(9, 2, 'wanted')
   const rows = await sql`select delivery_id from waybill.deliveries where event_type = 'wanted' order by 1 desc`
   const all = rows.map((row) => row.delivery_id)
   const ids = (body: { data: { delivery_id: string }[] }) => body.data.map((row) => row.delivery_id)
-  const whole = await call('GET', '/v1/deliveries?event_type=wanted&limit=10')
+  const whole = await call('GET', '/v1/deliveries?event_type=wanted&limit=20')
   assert.deepEqual(ids(whole.body), all)
   const first = await call('GET', '/v1/deliveries?event_type=wanted&limit=3')
   const second = await call('GET', `/v1/deliveries?event_type=wanted&limit=9&cursor=${first.body.next_cursor}`)

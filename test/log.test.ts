@@ -6,10 +6,12 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { suite, test } from 'node:test'
 import { cleanUp, type Scope } from './support/cleanup.ts'
+import { createDatabase } from './support/database.ts'
 import { settled } from './support/deliveries.ts'
 import { makeDirectory, removeDirectory } from './support/directory.ts'
 import { startReceiver } from './support/receiver.ts'
-import { startTenant } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
 
 const LOG = JSON.stringify(new URL('../src/log.ts', import.meta.url).href)
 
@@ -174,7 +176,28 @@ test('no line of the log holds a payload or a response', async (t) => {
   receiver.script('/hook', { status: 500, body: 'canary-response' })
   await tenant.publish('a.b', { secret: 'canary-payload' })
   await settled(sql)
-  await service.logged('event.received')
   await service.logged('delivery.attempted')
+  await service.logged('event.received')
   assert.doesNotMatch(service.stdout(), /canary-/)
+})
+
+test('for each publish that is accepted a line of the log has its ids, its size, and whether it repeats another', async (t) => {
+  const { url: databaseUrl } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl, mode: 'api' })
+  const tenant = await createTenant(service)
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  const publish = (id: string) =>
+    tenant.call('POST', '/v1/events', {
+      body: '{"event_type":"a.b","payload":{"a": "é"}}',
+      headers: { 'idempotency-key': 'k', 'x-request-id': id },
+    })
+  const { event_id } = (await publish('first')).body
+  await publish('second')
+  const lines = () => service.logs.filter(({ msg }) => msg === 'event.received')
+  await waitFor(() => lines().length === 2)
+  for (const [index, request_id] of ['first', 'second'].entries()) {
+    const { text, time, level, msg, ...told } = lines()[index]!
+    const ids = { request_id, tenant_id: tenant.tenantId, event_id }
+    assert.deepEqual(told, { ...ids, event_type: 'a.b', payload_bytes: 11, delivery_count: 1, replayed: index === 1 })
+  }
 })

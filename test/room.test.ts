@@ -130,6 +130,14 @@ suite('bodies that do not arrive', { concurrency: 3 }, () => {
     assert.equal((await greedy.call('POST', '/v1/events', { body: EVENT })).status, 202)
   })
 
+  test('and of which nobody says how large they are take room as if they were as large as may be', async (t) => {
+    const service = await startService(t, { databaseUrl, mode: 'api' })
+    const { key } = await createTenant(service)
+    const head = headOf(key, 0).replace('content-length: 0', 'transfer-encoding: chunked')
+    const stuck = Array.from({ length: 100 }, () => rawRequest(service.port, head))
+    assert.equal((await Promise.race(stuck))?.status, 503)
+  })
+
   test('slowly, but go on arriving, are waited for', async (t) => {
     const service = await startService(t, { databaseUrl, mode: 'api' })
     const { key } = await createTenant(service)
@@ -137,6 +145,16 @@ suite('bodies that do not arrive', { concurrency: 3 }, () => {
       for (const [index, part] of EVENT.match(/.{1,9}/g)!.entries()) setTimeout(() => write(part), index * 4000)
     })
     assert.equal(answer?.status, 202)
+  })
+
+  test('are waited for half a minute at most, however they drip', async (t) => {
+    const service = await startService(t, { databaseUrl, mode: 'api' })
+    const { key } = await createTenant(service)
+    const answer = await rawRequest(service.port, headOf(key, 100_000), (write) => {
+      const drip = setInterval(() => write(' '), 1000)
+      t.after(() => clearInterval(drip))
+    })
+    assert.equal(answer?.status, 408)
   })
 
   test('and were waited for in vain let smaller ones behind them in', async (t) => {
@@ -160,6 +178,9 @@ suite('bodies that do not arrive', { concurrency: 3 }, () => {
     const waiting = rawRequest(service.port, headOf(second.key, 16 * MiB + 1000))
     await service.call('GET', '/health')
     const behind = small.call('POST', '/v1/events', { body: EVENT })
+    const body = { tenant_id: 'not-behind', tenant_slug: 'not-behind' }
+    const operators = service.call('POST', '/v1/admin/tenants', { key: ADMIN_KEY, body })
+    assert.equal((await Promise.race([waiting, operators]))?.status, 200, 'the operator has room of its own')
     assert.equal((await waiting)?.status, 503)
     assert.equal((await behind).status, 202)
   })

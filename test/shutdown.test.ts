@@ -3,6 +3,8 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { connect } from 'node:net'
 import { suite, type TestContext, test } from 'node:test'
+import type { Log } from '../src/log.ts'
+import { createClosers } from '../src/shutdown.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, lock, waitingFor } from './support/database.ts'
 import { startProxy } from './support/proxy.ts'
@@ -190,4 +192,20 @@ suite('SIGTERM', { concurrency: 2 }, () => {
     assert.equal(body.status, 'pending')
     assert.equal(receiver.receipts.length, 1)
   })
+})
+
+test('what fails or hangs as it is closed is told by its name, and keeps nothing else from being closed', async () => {
+  const closers = createClosers()
+  const [told, closed] = [[] as unknown[], [] as string[]]
+  const log = { warn: ({ part }: { part: string }, msg: string) => told.push([part, msg]) } as unknown as Log
+  closers.add('at once', () => void closed.push('at once'), { atOnce: true })
+  closers.add('first', () => void closed.push('first'))
+  closers.add('hanging', () => new Promise(() => {}))
+  closers.add('failing', () => Promise.reject(new Error('no')))
+  await closers.closeAll(log, 0)
+  assert.deepEqual(told, [
+    ['failing', 'shutdown.failed'],
+    ['hanging', 'shutdown.not_awaited'],
+  ])
+  assert.deepEqual(closed, ['at once', 'first'])
 })

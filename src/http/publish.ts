@@ -87,11 +87,8 @@ export function mountPublish(
   const maxPayloadBytes = (tenant: Tenant) => tenant.limits.max_payload_bytes ?? deps.maxPayloadBytes
 
   /** Until when, at the least, a tenant's rate window is full, unless its limit changes. */
-  const full = new LRUCache<string, { rate: number | undefined; until: number }>({ max: 10_000 })
-  const isFull = ({ tenantId, limits }: Tenant) => {
-    const known = full.get(tenantId)
-    return known !== undefined && performance.now() < known.until && known.rate === limits.events_write_rate
-  }
+  const full = new LRUCache<string, number>({ max: 10_000 })
+  const isFull = ({ tenantId }: Tenant) => performance.now() < (full.get(tenantId) ?? 0)
 
   /** Requests are counted by the publish transaction, even those whose body was refused. */
   async function count(c: Context<Env>, tenant: Tenant, event: PublishRequest['event']): Promise<PublishResult> {
@@ -99,8 +96,7 @@ export function mountPublish(
     const result = await publish({ tenantId: tenant.tenantId, event })
     const { rate } = result
     // `secondsLeft` is rounded up, and counts from a moment after `asked`.
-    if (rate.limit > 0 && rate.count >= rate.limit)
-      full.set(tenant.tenantId, { rate: tenant.limits.events_write_rate, until: asked + (rate.secondsLeft - 1) * 1000 })
+    if (rate.limit > 0 && rate.count >= rate.limit) full.set(tenant.tenantId, asked + (rate.secondsLeft - 1) * 1000)
     // A crash of the database may have lost the window.
     else full.delete(tenant.tenantId)
     rateLimit.apply(c, tenant, 'events:write', rate)

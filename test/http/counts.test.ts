@@ -316,3 +316,23 @@ test('of attempts that are recorded together, the one that ended last is the new
   const { body } = await tenant.call('GET', `/v1/endpoints/${endpoint_id}/health`)
   assert.deepEqual(body.recent_status_codes, [201, 202, 203, 204, 205, 200])
 })
+
+test('what is held makes the queue as old as it has been due, unless its endpoint takes nothing now', async (t) => {
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+  const patch = (body: object) => tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body })
+  await patch({ ordered: true })
+  await tenant.publish()
+  const age = async (): Promise<number> => (await tenant.call('GET', '/v1/metrics/summary')).body.queue_age_seconds
+  await sql`update waybill.deliveries set updated_at = now() - interval '1 day' where held`
+  await waitFor(async () => (await age()) > 0)
+  assert.ok((await age()) < 3600, 'it is as old as itself')
+  await sql`update waybill.deliveries set status = 'retrying'`
+  assert.ok((await age()) > 3600, 'it has been due since its retry was')
+  await patch({ is_active: false })
+  assert.equal(await age(), 0)
+  await patch({ is_active: true })
+  assert.ok((await age()) > 3600)
+  await sql`update waybill.endpoint_stats set breaker = 'open'`
+  assert.equal(await age(), 0)
+})

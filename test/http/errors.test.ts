@@ -126,7 +126,8 @@ describe('every error has its status, its string and its details', () => {
     assert.equal(answer.headers.get('x-request-id'), 'find-me')
     assert.deepEqual(answer.body, { ok: false, error: 'internal error' })
     const line = await service.logged('request.failed')
-    assert.equal(line.request_id, 'find-me')
+    const { request_id, tenant_id, method, path } = line
+    assert.deepEqual([request_id, tenant_id, method, path], ['find-me', tenant.tenantId, 'GET', '/v1/endpoints'])
     assert.match(line.text, /does not exist/)
     assert.doesNotMatch(line.text, new RegExp(tenant.key))
   })

@@ -379,6 +379,15 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     }
   })
 
+  test('a tenant is told its own limits', async () => {
+    const monthly = { events: 11, attempts: 12 }
+    const hard = { max_endpoints: 13, max_fanout_endpoints: 14, max_payload_bytes: 15 }
+    const own = { monthly_events: monthly.events, monthly_attempts: monthly.attempts, ...hard }
+    const { call } = await rates.newTenant(own)
+    assert.deepEqual((await call('GET', '/v1/usage/limits')).body, { ok: true, monthly, hard })
+    assert.deepEqual((await call('GET', '/v1/safety/limits')).body.hard_limits, hard)
+  })
+
   test('a tenant’s own rate of events goes before the service’s', async () => {
     const { call } = await rates.newTenant({ events_write_rate: 3 })
     const { passed } = await hundred(() => publish(call))

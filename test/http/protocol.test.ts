@@ -394,6 +394,32 @@ test('what all connections send ahead is bounded by what it takes: who sends mor
   assert.equal((await tenant.call('GET', '/v1/usage/limits')).status, 200)
 })
 
+test('requests that were sent ahead by clients that have left weigh nothing any more', {
+  timeout: 60_000,
+}, async () => {
+  const headers = 'a: b\r\n'.repeat(100)
+  const ahead = `GET /v1/usage/limits HTTP/1.1\r\n${HOST}${AUTH}${headers}\r\n`.repeat(79)
+  await sql.begin(async (tx) => {
+    await tx`lock table waybill.idempotency_keys in access exclusive mode`
+    // Each time nine tenths of what all connections may send ahead.
+    for (let time = 0; time < 3; time++) {
+      const sockets = Array.from({ length: 9 }, () => connect(service.port, '127.0.0.1').on('error', () => {}))
+      for (const socket of sockets) socket.write(RETENTION_RUN + ahead)
+      await waitFor(async () => (await sql`select from pg_stat_activity where wait_event_type = 'Lock'`).length > 0)
+      await service.call('GET', '/health')
+      for (const socket of sockets) socket.resetAndDestroy()
+    }
+  })
+  await waitFor(async () => (await statuses(80, headers)).length === 80, { what: 'as many of another to be answered' })
+})
+
+test('a connection is kept for longer than the minute for which load balancers keep it', async () => {
+  assert.match(
+    (await rawRequest(service.port, `GET /health HTTP/1.1\r\n${HOST}\r\n`))?.headers.get('keep-alive') ?? '',
+    /^timeout=6[1-9]$/,
+  )
+})
+
 const procStat = { skip: cpuSeconds(process.pid) === null && 'only Linux tells what another process has used' }
 /** The service's CPU time for a hundred requests, in seconds. */
 async function cpuOf(ask: () => Promise<void>): Promise<number> {
