@@ -231,8 +231,7 @@ test('a change that meets the recording of an attempt crosswise is made all the 
 suite('an endpoint that has failed for days', () => {
   /** With one delivery held, and its breaker open. */
   async function begin(t: TestContext) {
-    const { url: databaseUrl, sql } = await createDatabase(t)
-    const tenant = await createTenant(await startService(t, { databaseUrl, mode: 'api' }))
+    const { sql, tenant } = await startTenant(t, { mode: 'api' })
     const url = 'http://127.0.0.1:9/old'
     const { endpoint_id } = await tenant.createEndpoint(url)
     await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })
@@ -279,10 +278,8 @@ suite('an endpoint that has failed for days', () => {
 })
 
 test('an ordered endpoint that is told once more to be ordered makes its retry no sooner', async (t) => {
-  const { url: databaseUrl } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const env = { RETRY_DELAY_SECONDS: '3600' }
-  const tenant = await createTenant(await startService(t, { databaseUrl, env }))
+  const { tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '3600' } })
   receiver.script('/hook', 500)
   const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
   const order = () => tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })

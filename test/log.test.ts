@@ -6,11 +6,10 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { suite, test } from 'node:test'
 import { cleanUp, type Scope } from './support/cleanup.ts'
-import { createDatabase } from './support/database.ts'
 import { settled } from './support/deliveries.ts'
 import { makeDirectory, removeDirectory } from './support/directory.ts'
 import { startReceiver } from './support/receiver.ts'
-import { createTenant, startService, startTenant } from './support/service.ts'
+import { startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const LOG = JSON.stringify(new URL('../src/log.ts', import.meta.url).href)
@@ -182,9 +181,7 @@ test('no line of the log holds a payload or a response', async (t) => {
 })
 
 test('for each publish that is accepted a line of the log has its ids, its size, and whether it repeats another', async (t) => {
-  const { url: databaseUrl } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl, mode: 'api' })
-  const tenant = await createTenant(service)
+  const { service, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/')
   const publish = (id: string) =>
     tenant.call('POST', '/v1/events', {

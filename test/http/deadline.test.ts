@@ -12,5 +12,5 @@ test('the steps of a request have four seconds together, not each', async () => 
     /has not answered in time/,
   )
   const took = performance.now() - began
-  assert.ok(took >= 4000 && took < 5500, `${took} ms`)
+  assert.ok(took >= 4000 && took < 6400, `${took} ms`)
 })

@@ -405,7 +405,7 @@ test('requests that were sent ahead by clients that have left weigh nothing any 
     for (let time = 0; time < 3; time++) {
       const sockets = Array.from({ length: 9 }, () => connect(service.port, '127.0.0.1').on('error', () => {}))
       for (const socket of sockets) socket.write(RETENTION_RUN + ahead)
-      await waitFor(async () => (await sql`select from pg_stat_activity where wait_event_type = 'Lock'`).length > 0)
+      await waitFor(() => waitingForLocks(sql))
       await service.call('GET', '/health')
       for (const socket of sockets) socket.resetAndDestroy()
     }
