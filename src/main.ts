@@ -29,6 +29,11 @@ async function main(): Promise<void> {
   if (flags.version) return void process.stdout.write(`${await readVersion()}\n`)
   const config = readConfig(process.env)
   const log = createLog(config.LOG_LEVEL)
+  // A mistake of ours. Node's own words would show all that the error carries, and not on stdout.
+  process.on('uncaughtException', (error) => {
+    log.fatal({ err: error }, 'service.failed')
+    process.exit(1)
+  })
   const closers = createClosers()
   const stopped = stopOnSignal(config, log, closers)
   try {

@@ -6,10 +6,11 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { suite, test } from 'node:test'
 import { cleanUp, type Scope } from './support/cleanup.ts'
+import { createDatabase } from './support/database.ts'
 import { settled } from './support/deliveries.ts'
 import { makeDirectory, removeDirectory } from './support/directory.ts'
 import { startReceiver } from './support/receiver.ts'
-import { startTenant } from './support/service.ts'
+import { runProgram, startTenant, testEnvironment } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 const LOG = JSON.stringify(new URL('../src/log.ts', import.meta.url).href)
@@ -166,6 +167,18 @@ suite('the log', () => {
       assert.equal(numbers.length + dropped, lines + 1)
       assert.ok(dropped > lines / 10 && dropped < lines, `${dropped} lines were left out`)
     })
+})
+
+test('a mistake of ours that nobody catches is the last line of the log, without what the error carries', async (t) => {
+  const { url } = await createDatabase(t)
+  const fail = `process.on('SIGUSR2', () => void Promise.reject(Object.assign(new Error('boom'), { client: { password: 'hunter' + 2 } })))`
+  const program = runProgram(t, { env: testEnvironment(url), flags: ['--import', `data:text/javascript,${fail}`] })
+  await program.logged('service.ready')
+  program.signal('SIGUSR2')
+  assert.deepEqual(await program.exited, { code: 1, signal: null })
+  const { level, msg, err } = program.logs.at(-1)!
+  assert.deepEqual([level, msg, (err as Error).message], ['fatal', 'service.failed', 'boom'])
+  assert.ok(!(program.stdout() + program.stderr()).includes('hunter2'))
 })
 
 test('no line of the log holds a payload or a response', async (t) => {
