@@ -4,13 +4,17 @@ import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { AppError } from '../errors.ts'
 import { createBatcher } from '../flow/batch.ts'
 import { hashApiKey } from '../secrets.ts'
+import { createUnaskedRoom } from './body.ts'
 import type { TenantLimits } from './tenants.ts'
 
 export type Tenant = { tenantId: string; limits: TenantLimits }
 
 export type Auth = {
-  /** The tenant that the Authorization header's key belongs to. Throws a 401 error if there is none. */
-  tenant(authorization: string | undefined): Promise<Tenant>
+  /**
+   * The tenant that the Authorization header's key belongs to. Throws a 401 error if there is none, and `service overloaded` if too
+   * much has come of bodies of requests whose keys are being looked up; `bytes`: of this one's (http/body.ts).
+   */
+  tenant(authorization: string | undefined, bytes: number): Promise<Tenant>
   /** Throws unless the header carries the admin key. */
   admin(authorization: string | undefined): void
   /** Forgets what is cached, after a tenant's limits or keys changed. */
@@ -26,7 +30,11 @@ const CACHE_MS = 5000
  */
 export function createAuth(pool: Pool, adminKey: string): Auth {
   const adminHash = hashApiKey(adminKey)
-  const cache = new LRUCache<string, Promise<Tenant>>({ max: 10_000, ttl: CACHE_MS })
+  /** Keys that were found when they were last looked up, and when that was asked, however long ago. */
+  const found = new LRUCache<string, { tenant: Tenant; askedAt: number }>({ max: 10_000 })
+  const asking = new Map<string, Promise<Tenant>>()
+  let forgottenAt = 0
+  const room = createUnaskedRoom()
 
   /** In batches: a flood of unknown keys must not keep the connections that everybody else needs. */
   const find = createBatcher<Buffer, Tenant | null>({
@@ -43,29 +51,41 @@ export function createAuth(pool: Pool, adminKey: string): Auth {
     },
   })
 
-  async function lookUp(keyHash: Buffer): Promise<Tenant> {
-    const tenant = await find(keyHash)
-    if (tenant === null) throw new AppError('invalid_api_key')
+  async function lookUp(id: string, key: string): Promise<Tenant> {
+    const askedAt = performance.now()
+    const tenant = await find(hashApiKey(key))
+    if (tenant === null) {
+      found.delete(id)
+      throw new AppError('invalid_api_key')
+    }
+    found.set(id, { tenant, askedAt })
     return tenant
   }
 
+  /** Those that need the same key share its look-up. */
+  function ask(id: string, key: string): Promise<Tenant> {
+    const asked = asking.get(id) ?? lookUp(id, key).finally(() => asking.delete(id))
+    asking.set(id, asked)
+    return asked
+  }
+
   return {
-    tenant(authorization) {
+    async tenant(authorization, bytes) {
       const key = bearerToken(authorization)
       if (!key.startsWith('wb_live_')) throw new AppError('invalid_api_key')
       const id = hash('sha256', key, 'base64')
-      const known = cache.get(id)
-      if (known !== undefined) return known
-      const asked = lookUp(hashApiKey(key))
-      cache.set(id, asked)
-      // Unknown keys are not cached: anybody could push the known ones out with them.
-      asked.catch(() => cache.delete(id))
-      return asked
+      const known = found.get(id)
+      if (known && known.askedAt > Math.max(forgottenAt, performance.now() - CACHE_MS)) return known.tenant
+      // All keys that nobody knows have one share of the room together: anybody can make up as many as they like.
+      return await room.run(known ? id : '', bytes, () => ask(id, key))
     },
     admin(authorization) {
       if (!timingSafeEqual(hashApiKey(bearerToken(authorization)), adminHash)) throw new AppError('invalid_admin_key')
     },
-    forget: () => cache.clear(),
+    forget() {
+      forgottenAt = performance.now()
+      asking.clear()
+    },
   }
 }
 

@@ -2,12 +2,11 @@ import type { IncomingMessage } from 'node:http'
 import type { Context } from 'hono'
 import { AppError } from '../errors.ts'
 import { MAX_DEPTH, NotJson, outline, TooDeep } from '../json-outline.ts'
+import { createRequestRoom } from '../room.ts'
 import type { Env } from './route.ts'
 
 /** What a body may hold besides a payload: other fields, their names, white space. */
 const ENVELOPE_BYTES = 65_536
-
-const UNASKED_BYTES = 2 * 65_536
 
 /** A body that stalls for this long is given up: it takes room that others wait for. */
 const STALL_MS = 10_000
@@ -56,7 +55,12 @@ export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number 
   return Math.min(Number.isNaN(declared) ? Infinity : declared, maxPayloadBytes + ENVELOPE_BYTES)
 }
 
-/** How much of its body may have been read before anybody asks for it: Node reads two pieces, and waits then. */
+/** Node reads two pieces of a body before anybody asks for it. */
+const UNASKED_BYTES = 2 * 65_536
+/** Room for what has come of bodies that it is not known yet whether they will be read. */
+export const createUnaskedRoom = () => createRequestRoom(32 * 1024 * 1024)
+
+/** How much of its body may have come before anybody asks for it. */
 export function unaskedBytes(c: Context<Env>): number {
   const { 'content-length': length = 0, 'transfer-encoding': coding } = c.env.incoming.headers
   return coding === undefined ? Math.min(Number(length), UNASKED_BYTES) : UNASKED_BYTES

@@ -6,6 +6,7 @@ import type { PublishRequest, PublishResult } from '../flow/publish.ts'
 import { sliceMember } from '../json.ts'
 import type { Log } from '../log.ts'
 import type { Tenant } from './auth.ts'
+import { createUnaskedRoom, unaskedBytes } from './body.ts'
 import { BODY_ERRORS, errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimit } from './rate.ts'
 import type { Env, Mount } from './route.ts'
@@ -86,6 +87,8 @@ export function mountPublish(
   const { publish, rateLimit, log } = deps
   const maxPayloadBytes = (tenant: Tenant) => tenant.limits.max_payload_bytes ?? deps.maxPayloadBytes
 
+  const unasked = createUnaskedRoom()
+
   /** Until when, at the least, a tenant's rate window is full, unless its limit changes. */
   const full = new LRUCache<string, number>({ max: 10_000 })
   const isFull = ({ tenantId }: Tenant) => performance.now() < (full.get(tenantId) ?? 0)
@@ -108,7 +111,9 @@ export function mountPublish(
     {
       action: null,
       maxPayloadBytes,
-      beforeBody: async (tenant, c) => void (isFull(tenant) && (await count(c, tenant, 'unread'))),
+      async beforeBody(tenant, c) {
+        if (isFull(tenant)) await unasked.run(tenant.tenantId, unaskedBytes(c), () => count(c, tenant, 'unread'))
+      },
       onRefused: async (tenant, c) => void (await count(c, tenant, 'refused')),
     },
     async (c, tenant, { body, headers, text }) => {

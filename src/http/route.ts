@@ -34,8 +34,6 @@ type Input<R extends RouteConfig> = {
 
 /** Room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. */
 const TENANTS_BYTES = 32 * 1024 * 1024
-/** Room for what has come of the bodies of requests whose keys are being looked up, or that are being counted. */
-const UNASKED_BYTES = 32 * 1024 * 1024
 const ADMIN_BYTES = 4 * 1024 * 1024
 /** How many changes and replays are made at once: those of one tenant wait for each other's locks, each with a connection. */
 const MAX_CHANGES = 6
@@ -63,7 +61,6 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
   const { app, auth, rateLimit } = deps
   /** One for all tenants together, and one for the operator, so that no tenant can keep the operator out. */
   const room = createRequestRoom(TENANTS_BYTES)
-  const unasked = createRequestRoom(UNASKED_BYTES)
   const adminRoom = createRequestRoom(ADMIN_BYTES)
   const changes = createRequestRoom(MAX_CHANGES, { maxWaitMs: CHANGE_WAIT_MS })
 
@@ -105,19 +102,13 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
     ) {
       mount(route, 'apiKey', async (c) => {
         const inTime = startDeadline()
-        const { authorization } = c.env.incoming.headers
-        const identify = async () => {
-          const known = await auth.tenant(authorization)
+        const tenant = await inTime(async () => {
+          const known = await auth.tenant(c.env.incoming.headers.authorization, unaskedBytes(c))
           c.set('tenantId', known.tenantId)
           if (options.action) await rateLimit.count(c, known, options.action)
           await options.beforeBody?.(known, c)
           return known
-        }
-        const bytes = unaskedBytes(c)
-        // Whose request it is is not known yet; each key has a share.
-        const tenant = await (bytes > 0
-          ? unasked.run(authorization ?? '', bytes, () => inTime(identify))
-          : inTime(identify))
+        })
         const maxPayloadBytes = options.maxPayloadBytes?.(tenant) ?? 0
         const isChange = options.action !== null && options.action !== 'read'
         const answer = async () => {
