@@ -5,7 +5,7 @@ import type { Db } from '../src/db/open.ts'
 import { createDatabase } from './support/database.ts'
 import { publishMany } from './support/deliveries.ts'
 import { claim, queueAt, startFailing } from './support/queue.ts'
-import { createTenant, startService } from './support/service.ts'
+import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 test('saying of claims that they are alive, and taking them back, takes as long as they are many, and not its square', async (t) => {
@@ -145,7 +145,7 @@ test('of what is put away for a failing endpoint the probe alone has the next on
   const putAway = async (id: string) => {
     await sql`select waybill.hold_claims(array['acme'], array[${id}]::uuid[], array[${endpoint}]::uuid[], array[null]::uuid[], array[0], false)`
     const [row] = await sql`
-      select held::int, probing, next_probe_at < now() + interval '10 seconds' as is_soon from waybill.endpoint_stats`
+      select held::int, probing, next_probe_at between now() and now() + interval '10 seconds' as is_soon from waybill.endpoint_stats`
     return { ...row }
   }
   assert.deepEqual(await putAway(other), { held: 1, probing: probe, is_soon: false })
@@ -231,6 +231,16 @@ test('a job whose delivery is finished counts no attempt', async (t) => {
   await sql`update waybill.deliveries set status = 'delivered'`
   assert.equal((await claim(sql, { thorough: true })).length, 1)
   assert.deepEqual([...(await sql`select count from waybill.usage where metric = 'attempts'`)], [])
+})
+
+test('a worker drops the job of what is finished', async (t) => {
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
+  await tenant.createEndpoint('http://127.0.0.1:9/never')
+  await tenant.publish()
+  await sql`update waybill.deliveries set status = 'delivered'`
+  await startService(t, { databaseUrl, mode: 'worker' })
+  const jobs = () => sql`select from pgboss.job where name = 'deliveries'`
+  await waitFor(async () => (await jobs()).length === 0, { what: 'the job to go' })
 })
 
 test('the last attempts of a month go to the oldest that can be sent, whatever else is claimed with them', async (t) => {

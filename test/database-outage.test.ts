@@ -93,6 +93,7 @@ suite('a database that goes away', { concurrency: true }, () => {
     await proxy.cut()
     open()
     await service.logged('record.waiting')
+    await service.logged('touch.failed')
     await proxy.restore()
     await recovered()
     const url = `/v1/deliveries/${delivery_ids[0]}`

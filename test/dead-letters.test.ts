@@ -1,7 +1,12 @@
 import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
 import { type TestContext, test } from 'node:test'
+import { takeDeadLetters } from '../src/flow/dead-letter.ts'
+import { createLog } from '../src/log.ts'
+import { createDatabase, startBoss } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { startService, startTenant } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
 
 /** A worker, and a tenant that has a dead letter with each event, and an endpoint that is told of it. */
 async function start(t: TestContext) {
@@ -29,6 +34,7 @@ test('a dead letter that the database had no time for is told of soon after', as
     return delivery_ids
   })
   await toldOf(id!)
+  assert.equal((await worker.logged('delivery.dead_lettered')).delivery_id, id)
 })
 
 test('a dead letter that the database refuses does not hold up those that follow', async (t) => {
@@ -38,4 +44,17 @@ test('a dead letter that the database refuses does not hold up those that follow
   await worker.logged('dead-letters.failed')
   const [id] = (await tenant.publish('a')).delivery_ids
   await toldOf(id!)
+})
+
+test('dead letters that were taken together with one that the database refuses come again a minute later', async (t) => {
+  const { url, sql, openPool } = await createDatabase(t)
+  const [pool, boss] = [openPool(), await startBoss(t, url)]
+  const take = () => takeDeadLetters(pool, boss, createLog('silent'))
+  for (const delivery_id of [randomUUID(), 'none']) await boss.send('dead_letters', { tenant_id: 'acme', delivery_id })
+  await assert.rejects(take(), /invalid input syntax/)
+  assert.equal(await take(), 0)
+  await sql`delete from pgboss.job where data ->> 'delivery_id' = 'none'`
+  await sql`update pgboss.job set started_on = started_on - interval '1 minute'`
+  await boss.supervise('dead_letters')
+  await waitFor(async () => (await take()) === 1, { what: 'the other one to come again' })
 })

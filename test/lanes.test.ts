@@ -210,7 +210,7 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     const goneToo = await tenant.createEndpoint(receiver.url('/gone-too'), { subscribed_events: told })
     await tenant.createEndpoint(receiver.url('/watcher'), { subscribed_events: told })
     await tenant.createEndpoint(receiver.url('/all'))
-    const { event_id } = await tenant.publish('a')
+    const { event_id, delivery_ids } = await tenant.publish('a')
     await receiver.until(3, { path: '/watcher' })
     // What came for an endpoint as it went away waits there.
     const due = () =>
@@ -234,9 +234,19 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
         `endpoint.disabled ${goneLast.endpoint_id}`,
       ].sort(),
     )
-    const dead = bodies.find(({ type }) => type === 'delivery.dead_lettered').data
-    assert.equal(dead.event_id, event_id)
-    assert.equal(bodies.find(({ data }) => data.endpoint_id === gone.endpoint_id && data.reason)?.data.reason, 'gone')
+    const { delivery_id, ...dead } = bodies.find(({ type }) => type === 'delivery.dead_lettered').data
+    assert.ok(delivery_ids.includes(delivery_id))
+    const { endpoint_id } = gone
+    const why = { event_type: 'a', dead_letter_reason: 'endpoint_gone', attempt_count: 1 }
+    assert.deepEqual(dead, { event_id, endpoint_id, ...why })
+    const {
+      state_since: since,
+      created_at,
+      updated_at,
+    } = (await tenant.call('GET', `/v1/endpoints/${endpoint_id}`)).body
+    const disabled = bodies.find(({ data }) => data.endpoint_id === endpoint_id && data.reason)?.data
+    assert.deepEqual(disabled, { endpoint_id, url: receiver.url('/gone'), reason: 'gone', since })
+    assert.notEqual(updated_at, created_at)
     assert.equal(receiver.at('/gone').length, 1)
     assert.equal(receiver.at('/all').length, 2, '* does not stand for operational events')
     await assertBooks(sql)

@@ -81,16 +81,19 @@ test('a statement of retention may take an hour, on its schedule and on demand',
 
 test('retention on its schedule keeps as many days as it is told to', async (t) => {
   const env = { RETENTION_DAYS: '2', RETENTION_CRON: '0 0 29 2 *' }
-  const { databaseUrl: url, sql, tenant } = await startTenant(t, { env })
+  const { databaseUrl: url, sql, service, tenant } = await startTenant(t, { env })
   const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
   await sql`
     insert into waybill.attempt_counts (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
     select ${tenant.tenantId}, ${endpoint_id}, date_trunc('day', now(), 'utc') - n * interval '1 day', 200, 1, 0, 1
     from generate_series(1, 3) n`
-  await makeDue(url, ['retention'])
   const left = async () => (await sql`select from waybill.attempt_counts`).length
+  await service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: false } })
+  assert.equal(await left(), 3, 'one that only counts deletes nothing')
+  await makeDue(url, ['retention'])
   await waitFor(async () => (await left()) < 3, { timeoutMs: 30_000, what: 'the scheduled run' })
   assert.equal(await left(), 2)
+  await waitFor(() => service.logs.some(({ msg, applied }) => msg === 'retention.run' && applied))
 })
 
 test('what is far ahead of the queue clock is brought to it on schedule', async (t) => {

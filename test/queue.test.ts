@@ -3,7 +3,8 @@ import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import type { Db } from '../src/db/open.ts'
 import type { Log } from '../src/log.ts'
-import { createBoss } from '../src/queue.ts'
+import { createBoss, DELIVERIES, stopBoss } from '../src/queue.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, insertEndpoint } from './support/database.ts'
 import { NO_LIMITS } from './support/deliveries.ts'
 import { queueAt, startFailing } from './support/queue.ts'
@@ -265,4 +266,18 @@ test('what pg-boss warns of is in the log', (t) => {
   t.after(() => boss.removeAllListeners())
   boss.emit('warning', { message: 'clock skew', data: {} })
   assert.deepEqual(lines, [[{ warning: 'clock skew' }, 'queue.warning']])
+})
+
+test('pg-boss warns of no queue for being long', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const lines: unknown[] = []
+  const boss = createBoss(url, { warn: (...line: unknown[]) => lines.push(line) } as unknown as Log)
+  await boss.start()
+  cleanUp(t, () => stopBoss(boss))
+  await queueAt(sql, Array(10_001).fill(1))
+  await sql`update pgboss.queue set monitor_on = null`
+  await boss.supervise(DELIVERIES)
+  const [queue] = await sql`select queued_count::int as queued from pgboss.queue where name = ${DELIVERIES}`
+  assert.equal(queue?.queued, 10_001)
+  assert.deepEqual(lines, [])
 })

@@ -4,7 +4,7 @@ import type { Pool } from '../src/db/open.ts'
 import { fragment } from '../src/db/statement.ts'
 import { createPublish } from '../src/flow/publish.ts'
 import { createReplay } from '../src/flow/replay.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, waitingFor, waitingForLocks } from './support/database.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -364,6 +364,7 @@ test('whoever comes while live rows are moved waits, and finds each of them once
     },
     { timeoutMs: 30_000, intervalMs: 10 },
   ).catch(() => assert.deepEqual([...missing], [], 'these did not wait'))
+  assert.equal(await waitingFor(sql, 'waybill.idempotency_keys'), 1, 'who publishes has locked nothing yet')
   await barrier`select pg_advisory_unlock(4711)`
 
   const [updated, found, replayed, published] = await answers
@@ -464,6 +465,29 @@ test('a day that is read for long, as by a dump, loses its rows, is told of, and
   assert.deepEqual(await daysLeft(...days), [])
   assert.equal(told().length, 3)
   assert.deepEqual(await count(), { pending: 1, retrying: 0, delivered: 0, held: 1 })
+})
+
+test('a run that cannot drop a day fails, rather than calling the day in use', async (t) => {
+  const { sql, service } = await startOld(t)
+  const day = await makeDay(sql, 40)
+  await sql.text(`create view public.theirs as select * from waybill.deliveries_${day}`)
+  const run = async () =>
+    (await service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })).status
+  assert.equal(await run(), 500)
+  await sql`drop view public.theirs`
+  assert.equal(await run(), 200)
+})
+
+test('of a day that is dropped while it is counted nothing is left to delete', async (t) => {
+  const { sql, newSession, runRetention } = await startOld(t)
+  const day = await makeDay(sql, 40)
+  const other = newSession()
+  await other`begin`
+  for (const kind of KINDS) await other.text(`drop table waybill.${kind}_${day}`)
+  const counted = runRetention(false)
+  await waitFor(() => waitingForLocks(sql), { what: 'it to wait' })
+  await other`commit`
+  assert.deepEqual(await counted, [0, 0, 0])
 })
 
 test('retention keeps the last RETENTION_DAYS days and the rest of the day before, wherever they stand', async (t) => {

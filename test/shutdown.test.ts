@@ -192,6 +192,30 @@ suite('SIGTERM', { concurrency: 2 }, () => {
     assert.equal(body.status, 'pending')
     assert.equal(receiver.receipts.length, 1)
   })
+
+  test('waits for what the database does not let a worker put away yet', async (t) => {
+    const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
+    const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+    await tenant.publish()
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { is_active: false } })
+    await sql.text(`
+      create sequence public.tries;
+      create function refuse() returns trigger language plpgsql as $$ begin
+        perform nextval('public.tries');
+        raise 'it cannot be held';
+      end $$;
+      create trigger refuse before update on waybill.deliveries for each row execute function refuse()`)
+    const worker = await startService(t, { databaseUrl, mode: 'worker' })
+    await worker.logged('hold.waiting')
+    const stopping = worker.stop()
+    await worker.logged('service.stopping')
+    const tries = async () => (await sql`select last_value::int as n from public.tries`)[0]!.n
+    const before = await tries()
+    await waitFor(async () => (await tries()) > before + 1, { what: 'it to be tried again' })
+    await waitFor(() => sql.text('drop trigger if exists refuse on waybill.deliveries').then(() => true))
+    assert.deepEqual(await stopping, { code: 0, signal: null })
+    assert.equal((await sql`select from waybill.deliveries where held`).length, 1)
+  })
 })
 
 test('what fails or hangs as it is closed is told by its name, and keeps nothing else from being closed', async () => {

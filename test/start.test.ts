@@ -126,6 +126,7 @@ suite('starting', { concurrency: 3 }, () => {
     const another = await createDatabase(t, { template: null })
     const installed = new PgBoss({ connectionString: another.url, supervise: false, schedule: false })
     await installed.start()
+    for (const name of ['dead_letters', 'deliveries']) await installed.createQueue(name)
     await installed.stop({ graceful: false })
     await startService(t, { databaseUrl: another.url, mode: 'api' })
 

@@ -182,6 +182,8 @@ test('what a worker cannot put away does not keep it from putting others away', 
   await waitFor(() => sql.text('drop trigger if exists refuse on waybill.deliveries').then(() => true))
   open()
   await receiver.until(3)
+  const usage = await sql`select count::int from waybill.usage where metric = 'attempts'`
+  assert.deepEqual([...usage], [{ count: 3 }], 'what was put away is not counted')
 })
 
 for (const [lapsed, current, firstToEnd] of [

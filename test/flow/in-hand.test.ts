@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type { ClaimedJob } from '../../src/flow/claim.ts'
+import type { Claim, ClaimedJob } from '../../src/flow/claim.ts'
 import { createInHand } from '../../src/flow/in-hand.ts'
 import { createLog } from '../../src/log.ts'
 
@@ -56,4 +56,25 @@ test('what has been recorded makes room for others to be recorded without a slot
   )
   inHand.letGo([answered[0]!.claim])
   assert.equal(inHand.answered(answered[3]!.claim), true)
+})
+
+test('what cannot be put away is let go of, so that it lapses, and stops nobody', async (t) => {
+  let ahead = 0
+  const now = performance.now.bind(performance)
+  t.mock.method(performance, 'now', () => now() + ahead)
+  const pool = async () => {
+    ahead += 60_000
+    throw new TypeError('ours')
+  }
+  const { signal } = new AbortController()
+  const inHand = createInHand({ pool: pool as never, slots: 2, closing: signal, log: createLog('silent') })
+  const claim = claimOf('one')
+  for (const putAway of [
+    () => assert.rejects(inHand.hold([claim], { counted: true }), TypeError),
+    () => inHand.handBack([claim as Claim]),
+  ]) {
+    inHand.take(claim, () => () => {})
+    await putAway()
+    assert.deepEqual(inHand.all(), [])
+  }
 })

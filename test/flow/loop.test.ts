@@ -36,3 +36,27 @@ test('a run that failed is tried again after the idle time, however often it is 
   assert.ok((await woken()) > 3, 'one that does not fail is run each time')
   await loop.stop()
 })
+
+test('a loop that is woken while it runs goes on with one more run, and stopping it waits for the one under way', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  const ends: (() => void)[] = []
+  const run = () => new Promise<boolean>((resolve) => ends.push(() => resolve(false)))
+  const loop = startLoop({ name: 'test', idleMs: 500, log: createLog('silent'), run })
+  loop.wake()
+  ends[0]!()
+  await turn()
+  assert.equal(ends.length, 2)
+  ends[1]!()
+  await turn()
+  assert.equal(ends.length, 2, 'nobody has woken it since')
+  loop.wake()
+  await turn()
+  let isStopped = false
+  const stopping = loop.stop().then(() => {
+    isStopped = true
+  })
+  await turn()
+  assert.equal(isStopped, false)
+  ends[2]!()
+  await stopping
+})

@@ -157,6 +157,12 @@ describe('a quota lets exactly as much through as it says, with 100 requests at 
     assert.equal(passed, 100, 'nothing has been attempted yet')
     await startService(t, { databaseUrl: quotas.database.url, mode: 'worker', env: QUOTAS })
     await waitFor(async () => (await call('GET', '/v1/metrics/summary')).body.deliveries_by_status.pending === 0)
+    const { sql } = quotas.database
+    await waitFor(async () => (await sql`select from pgboss.job where name = 'dead_letters'`).length === 0)
+    const told = await sql`
+      select event_type from waybill.announcements where tenant_id = ${tenant.tenantId} union all
+      select event_type from waybill.events where tenant_id = ${tenant.tenantId} and event_type = 'delivery.dead_lettered'`
+    assert.equal(told.length, 0)
     assert.equal(receiver.receipts.length, 10)
     const { body: metrics } = await call('GET', '/v1/metrics/summary')
     assert.deepEqual(metrics.deliveries_by_status, { pending: 0, retrying: 0, delivered: 10, dead_lettered: 90 })

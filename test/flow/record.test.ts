@@ -1,0 +1,65 @@
+import assert from 'node:assert/strict'
+import { type TestContext, test } from 'node:test'
+import type { Pool } from '../../src/db/open.ts'
+import { type Claim, createClaim } from '../../src/flow/claim.ts'
+import { createAttempt } from '../support/attempts.ts'
+import { createDatabase, insertEndpoint, lock, waitingForLocks } from '../support/database.ts'
+import { publishMany, standingOf } from '../support/deliveries.ts'
+import { waitFor } from '../support/wait.ts'
+
+/** Two claims of an endpoint whose breaker has opened since. */
+async function startOpen(t: TestContext) {
+  const database = await createDatabase(t)
+  const { sql, openPool } = database
+  const endpoint = await insertEndpoint(sql)
+  for (let n = 0; n < 2; n++) await publishMany(sql, 'acme', 1)
+  const pool = openPool({ max: 2, patienceMs: 1000 })
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 2 })
+  await sql`update waybill.endpoint_stats set breaker = 'open', breaker_since = now(), next_probe_at = now(), held = 5`
+  return {
+    ...database,
+    pool,
+    claims: send as [Claim, Claim],
+    breaker: async () => (await standingOf(sql, endpoint)).breaker,
+  }
+}
+
+test('an attempt is stored though its endpoint’s breaker cannot be moved; the next success moves it', async (t) => {
+  const { url, sql, pool, claims, breaker } = await startOpen(t)
+  await sql.text(`
+    create function refuse() returns trigger language plpgsql as $$ begin raise 'it cannot be moved'; end $$;
+    create trigger refuse before update on waybill.endpoint_stats for each row when (new.breaker <> old.breaker) execute function refuse()`)
+  const attempt = createAttempt(pool, url)
+  assert.equal((await attempt(claims[0], 200)).settled, true)
+  assert.equal(await breaker(), 'open')
+  await sql.text('drop trigger refuse on waybill.endpoint_stats')
+  assert.equal((await attempt(claims[1], 200)).settled, true)
+  assert.equal(await breaker(), 'half_open')
+})
+
+test('a success does not move a breaker that somebody else moves at the same time', async (t) => {
+  const { url, sql, newSession, pool, claims, breaker } = await startOpen(t)
+  const moving = newSession()
+  const recordThen = async (parts: TemplateStringsArray, ...values: never[]) => {
+    const rows = await pool(parts, ...values)
+    await moving`begin`
+    await moving`update waybill.endpoint_stats set breaker = 'closed', breaker_since = null`
+    return rows
+  }
+  const attempt = createAttempt(Object.assign(recordThen, { begin: pool.begin }) as unknown as Pool, url)
+  const recorded = attempt(claims[0], 200)
+  await waitFor(() => waitingForLocks(sql), { what: 'it to wait', intervalMs: 5 })
+  await moving`commit`
+  assert.equal((await recorded).settled, true)
+  assert.equal(await breaker(), 'closed')
+})
+
+test('what waits too long to be recorded is kept from lapsing', async (t) => {
+  const { url, sql, pool, claims } = await startOpen(t)
+  await sql`update pgboss.job set heartbeat_on = now() - interval '9 seconds'`
+  const unlock = await lock(sql, 'waybill.attempts')
+  await assert.rejects(createAttempt(pool, url)(claims[0], 200), { code: '57014' })
+  await unlock()
+  const kept = await sql`select id from pgboss.job where heartbeat_on > now() - interval '8 seconds'`
+  assert.deepEqual([...kept], [{ id: claims[0].deliveryId }])
+})
