@@ -201,7 +201,7 @@ begin
       left join matched using (tenant_id, event_type)
     ), placed as (
       select *, row_number() over (
-        partition by tenant_id, out is null and not is_late and fanout <= max_fanout and tried < max_attempts order by i) as nth
+        partition by tenant_id, out is null and fanout <= max_fanout order by i) as nth
       from sized
     ), judged as (
       select i, case
