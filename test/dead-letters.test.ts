@@ -46,6 +46,16 @@ test('a dead letter that the database refuses does not hold up those that follow
   await toldOf(id!)
 })
 
+test('a job without data in the dead letter queue is taken and does not hold up those that follow', async (t) => {
+  const { sql, tenant, toldOf } = await start(t)
+  await sql`insert into pgboss.job (name) values ('dead_letters')`
+  await waitFor(
+    async () => (await sql`select from pgboss.job where name = 'dead_letters' and state <> 'completed'`).length === 0,
+  )
+  const [id] = (await tenant.publish('a')).delivery_ids
+  await toldOf(id!)
+})
+
 test('dead letters that were taken together with one that the database refuses come again a minute later', async (t) => {
   const { url, sql, openPool } = await createDatabase(t)
   const [pool, boss] = [openPool(), await startBoss(t, url)]

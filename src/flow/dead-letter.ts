@@ -24,7 +24,8 @@ type DeadLetter = {
   attempt_count: number
 }
 
-type Job = { id: string; sourceId?: string | null; data: DeliveryJob & { delivery_id?: string } }
+/** Only a job that was put there by hand has no data. */
+type Job = { id: string; sourceId?: string | null; data: (DeliveryJob & { delivery_id?: string }) | null }
 
 /**
  * Takes one batch from the dead letter queue and returns how many jobs it had. All in one transaction, since jobs that are
@@ -50,8 +51,8 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
  * `worker_lost` here. Only whoever removes the failed job may mark the delivery, so a replay that came first wins.
  */
 async function settle(sql: Db, boss: PgBoss, jobs: Job[]): Promise<DeadLetter[]> {
-  const tenants = jobs.map((job) => job.data.tenant_id)
-  const deliveries = jobs.map((job) => job.data.delivery_id ?? job.sourceId ?? job.id)
+  const tenants = jobs.map((job) => job.data?.tenant_id ?? null)
+  const deliveries = jobs.map((job) => job.data?.delivery_id ?? job.sourceId ?? job.id)
   const sorted = deliveries.toSorted()
   const within = fragment`d.delivery_id between waybill.first_delivery_id(${sorted[0] as string}) and waybill.last_delivery_id(${sorted.at(-1) as string})`
   await sql`
