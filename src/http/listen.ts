@@ -4,8 +4,10 @@ import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
 import { Answer, requestIdOf } from './answer.ts'
 import { lingerForRequest } from './linger.ts'
+import { limitPerTurn } from './per-turn.ts'
 import { refusal } from './refusal.ts'
 import type { App } from './route.ts'
+import { cutUnread } from './unread.ts'
 
 type Listening = {
   port: number
@@ -20,16 +22,23 @@ const HEADERS_MS = 10_000
 const REQUEST_MS = 30_000
 /** Longer than the minute for which load balancers keep idle connections, so that they, not we, close them. */
 const KEEP_ALIVE_MS = 65_000
-/** How often Node looks for late requests (its default, 30 s, would let headers take 40), and we for answers that nobody reads. */
+/** How often Node looks for late requests: its default, 30 s, would let headers take 40. */
 const LATE_CHECK_MS = 2000
-/** An answer of which nothing is read for this long is dropped, with its connection: others wait for its memory. */
-const UNREAD_MS = 30_000
 /** How many requests of one connection may wait for their answers; a client that sends more is cut off. */
 const MAX_PIPELINED = 100
 /** What waiting requests on all connections may hold together, in names and values of headers: each takes some 50 bytes. */
 const MAX_AHEAD = 200_000
 /** What each of them takes besides its headers, in the same unit. */
 const REQUEST_WEIGHT = 50
+/**
+ * How many requests begin in one turn of the event loop. Each turn takes one new connection, and no more (libuv): if it began all
+ * that hundreds of busy connections ask, new ones, such as those of health checks, would wait for many seconds.
+ */
+const MAX_BEGUN = 32
+/** Larger bodies do not wait for that: Node reads on meanwhile, and ten thousand would be too much to hold. */
+const MAX_WAITING_BYTES = 4096
+/** How many connections may wait to be taken, unless the system's own limit (net.core.somaxconn) is lower; others try again seconds later. */
+const BACKLOG = 65_535
 /** No host has a longer name, with its port. Reading one as part of a URL takes time that grows with the square of its length. */
 const MAX_HOST = 300
 /** How long connections without a request stay once the service stops: for requests that are on their way already. */
@@ -57,6 +66,10 @@ const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(reques
 const hostLength = ({ url = '', headers: { host = '' } }: IncomingMessage) =>
   Math.max(host.length, url.startsWith('/') ? 0 : (/^[a-z]+:\/\/([^/?#]*)/i.exec(url)?.[1]?.length ?? 0))
 
+/** Whether no more than a small body comes with it. */
+const isSmall = ({ headers }: IncomingMessage) =>
+  headers['transfer-encoding'] === undefined && Number(headers['content-length'] ?? 0) <= MAX_WAITING_BYTES
+
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
   let draining = false
@@ -68,6 +81,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
     ahead += weight
   }
   const connections = new Map<Duplex, Connection>()
+  const perTurn = limitPerTurn(MAX_BEGUN)
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
@@ -113,7 +127,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       connection.unanswered.shift()
       // One after the other, each in a turn of its own: otherwise all that connections have sent ahead would begin in one.
       const [next] = connection.unanswered
-      if (next) setImmediate(next)
+      if (next) setImmediate(perTurn, next)
       const settle = () => {
         // So that an idle connection does not keep its last request in memory.
         if (connection.last === request) connection.last = undefined
@@ -125,7 +139,9 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       // An answer that began before the draining leaves its connection open.
       if (left && isIdle(request.socket, connection)) setImmediate(() => request.socket.destroy())
     })
-    if (!isBehind) begin()
+    if (isBehind) return
+    if (isSmall(request)) perTurn(begin)
+    else begin()
   }
   const server = createServer(
     {
@@ -184,7 +200,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
   })
   await new Promise<void>((resolve, reject) => {
     server.once('error', (cause) => reject(new Error(`HOST and PORT: ${cause.message}`, { cause })))
-    server.listen(port, hostname, () => resolve())
+    server.listen({ port, host: hostname, backlog: BACKLOG }, () => resolve())
   })
   server.removeAllListeners('error')
   return {
@@ -223,23 +239,6 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
         const over = setTimeout(() => cut(() => true), graceMs)
       }),
   }
-}
-
-/**
- * Looks at a connection until the timer is cleared, and destroys it once nothing of an answer has gone out for `UNREAD_MS`. It
- * looks at what is left of the present write. The kernel takes more only when a third of its buffer is free, so a reader needs
- * 30 KiB/s if the buffer is 3 MiB. Node's own socket timeout would also cut off clients that wait for our answer.
- */
-function cutUnread(socket: Socket): NodeJS.Timeout {
-  let left = 0
-  let looks = 0
-  return setInterval(() => {
-    const before = left
-    left = (socket as Socket & { _handle?: { writeQueueSize: number } })._handle?.writeQueueSize ?? 0
-    looks = left > 0 && left === before ? looks + 1 : 0
-    // Looks are counted, not seconds: while this process is stopped, nothing goes out either.
-    if (looks * LATE_CHECK_MS >= UNREAD_MS) socket.destroy()
-  }, LATE_CHECK_MS)
 }
 
 /** Whether part of an answer is on its way already: a second one would be read as its continuation. */
