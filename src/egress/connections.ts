@@ -32,6 +32,8 @@ export interface Connection {
   readonly client: Client
   /** Its place among the unused ones; null while in use. */
   idle: Place<Connection> | null
+  /** Whether it has been unused before. */
+  isKept: boolean
   /** To be called when a request is about to be written; returns whether it is the first one on its socket. */
   start(): boolean
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
@@ -116,6 +118,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
       origin,
       client,
       idle: null,
+      isKept: false,
       start() {
         const isFirst = fresh
         fresh = false
@@ -150,6 +153,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
       return
     }
     connection.idle = idle.join(connection)
+    connection.isKept = true
     const sameOrigin = idleByOrigin.get(connection.origin)
     if (sameOrigin) sameOrigin.push(connection)
     else idleByOrigin.set(connection.origin, [connection])

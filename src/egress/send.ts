@@ -6,7 +6,7 @@ import { collectBody } from './body.ts'
 import { openDirectly, openThroughProxy } from './connect.ts'
 import { type Connection, createConnections } from './connections.ts'
 import { checkUrl } from './destination.ts'
-import { type AttemptError, classify, type Failure, failure, LocalFault } from './failure.ts'
+import { type AttemptError, ConnectError, classify, type Failure, failure, LocalFault } from './failure.ts'
 import { createResolver } from './resolve.ts'
 
 /**
@@ -139,7 +139,8 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
       const dispatch = (using: Connection, mayRetry: boolean) => {
         let reused = false
         let answered = false
-        let writtenMs = 0
+        /** Null until the request is about to be written. */
+        let writtenMs: number | null = null
         let announcements = 0
         connection = using
         using.client.dispatch(options, {
@@ -178,8 +179,10 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
               return
             }
             const problem = classify(error)
-            const closeRace = reused && !answered && performance.now() - writtenMs < CLOSE_RACE_MS
-            if (mayRetry && closeRace && problem.error === 'connection_reset') {
+            // Before it writes to a kept connection, undici looks whether that is still good, and may find that it is not.
+            const isUnsent = using.isKept && writtenMs === null && !(error instanceof ConnectError)
+            const closeRace = reused && !answered && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS
+            if (mayRetry && (isUnsent || (closeRace && problem.error === 'connection_reset'))) {
               // Once, on a new connection. If the receiver did get the first request, it gets the same event again under
               // the same ids, as it must expect of at-least-once delivery.
               dispatch(connections.open(origin), false)

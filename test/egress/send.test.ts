@@ -644,6 +644,28 @@ test('a receiver that closes idle connections at any moment causes no failed att
   assert.ok(receiver.sockets.length > 20)
 })
 
+test('a kept connection that is found to be of no use before the request is written is not a failed attempt', async (t) => {
+  for (const spoil of [
+    (socket: Socket) => socket.resetAndDestroy(),
+    (socket: Socket) => socket.write('nobody asked for this'),
+  ]) {
+    let requests = 0
+    const receiver = await startTcp(t, (socket) =>
+      onRequest(socket, () => {
+        requests += 1
+        socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+      }),
+    )
+    const { post } = startSender(t)
+    assert.equal((await post(receiver.url)).error, null)
+    // From a timer, after which the event loop looks at connections first.
+    await sleep(10)
+    spoil(receiver.sockets[0]!)
+    assert.equal((await post(receiver.url)).error, null)
+    assert.deepEqual([requests, receiver.sockets.length], [2, 2])
+  }
+})
+
 test('connection: close and Keep-Alive hints are respected', async (t) => {
   const { post } = startSender(t)
   const closing = await startRaw(t, 'HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n', (s) => s.end())
