@@ -10,6 +10,11 @@ import { createTls } from './tls.ts'
  * of the race in which a request goes out on a connection that the receiver is closing.
  */
 const IDLE_TIMEOUT_MS = 4000
+/**
+ * How long a connection is used at most. One that is never unused for long would lead for ever to an address that its name has no
+ * longer.
+ */
+const MAX_AGE_MS = 60_000
 /** Unused connections kept in all: how many host names there are is up to tenants. */
 const MAX_IDLE_CONNECTIONS = 512
 const MAX_HEADER_BYTES = 16_384
@@ -30,6 +35,8 @@ const CANCELLED = new Error('cancelled')
 export interface Connection {
   readonly origin: string
   readonly client: Client
+  /** By performance.now(). */
+  readonly openedAt: number
   /** Its place among the unused ones; null while in use. */
   idle: Place<Connection> | null
   /** Whether it has been unused before. */
@@ -117,6 +124,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
     const connection: Connection = {
       origin,
       client,
+      openedAt: performance.now(),
       idle: null,
       isKept: false,
       start() {
@@ -148,7 +156,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
   }
 
   function give(connection: Connection): void {
-    if (closed || connection.client.destroyed) {
+    if (closed || connection.client.destroyed || performance.now() - connection.openedAt > MAX_AGE_MS) {
       connection.cancel()
       return
     }

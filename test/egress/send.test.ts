@@ -677,6 +677,33 @@ test('connection: close and Keep-Alive hints are respected', async (t) => {
   assert.equal(hinting.sockets.length, 3)
 })
 
+test('a connection that is always in use follows its name to another address after a minute', async (t) => {
+  let moved = false
+  const arrived: string[] = []
+  const serve = (where: string) => (socket: Socket) =>
+    onRequest(socket, () => {
+      arrived.push(where)
+      socket.write('HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+    })
+  const old = await startTcp(t, serve('old'))
+  const { close } = await listenTcp(serve('new'), '127.0.0.2', old.port)
+  t.after(close)
+  const dns = await startDns((_name, type) => ({
+    addresses: type === 'A' ? [moved ? '127.0.0.2' : '127.0.0.1'] : [],
+  }))
+  t.after(() => dns.close())
+  const now = performance.now.bind(performance)
+  let seconds = 0
+  t.mock.method(performance, 'now', () => now() + seconds * 1000)
+  const { post } = startSender(t, { dnsServers: [dns.address] })
+  for (; seconds <= 66; seconds += 3) {
+    assert.equal((await post(`http://hooks.example.test:${old.port}/`)).error, null)
+    moved = true
+  }
+  assert.equal(arrived.at(-1), 'new')
+  assert.ok(arrived.filter((where) => where === 'old').length >= 20, 'used again until then')
+})
+
 test('closing the sender closes its unused connections', async (t) => {
   const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
   const { post, close } = startSender(t)
