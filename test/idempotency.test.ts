@@ -225,6 +225,22 @@ test('an event whose key another one has lost by being refused is judged for its
   )
 })
 
+for (const limits of [{ monthly_events: 0 }, { monthly_attempts: 0 }, { max_fanout_endpoints: 0 }]) {
+  test(`events of five types that race for one key are all refused by ${Object.keys(limits)}, and counted once`, async () => {
+    const tenant = await createTenant(service, { limits })
+    await tenant.createEndpoint(receiver.url())
+    const replies = await Promise.all(
+      Array.from({ length: 50 }, (_, n) => publish(tenant, 'k', '{}', `order.${'abcde'[n % 5]}`)),
+    )
+    assert.equal(byStatus(replies)[429]?.count, 50)
+    const left = replies.map(({ headers }) => Number(headers.get('x-ratelimit-remaining')))
+    assert.deepEqual(
+      left.sort((a, b) => a - b),
+      Array.from({ length: 50 }, (_, n) => 5950 + n),
+    )
+  })
+}
+
 test('a key whose event is gone makes a new event, once, and each request is counted once', async () => {
   const tenant = await start()
   const first = await publish(tenant, 'k', '{"n":1}')

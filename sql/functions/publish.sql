@@ -58,6 +58,8 @@ declare
   -- Null as long as nothing speaks against the request.
   outcomes text[] := array_fill(null::text, array[cardinality(tenants)]);
   verdicts text[];
+  -- Of those that lost their key to another of this batch: what holds if that one is refused.
+  second_verdicts text[];
   reasons jsonb[];
   taken int := 0;
   clock_tag float8;
@@ -121,7 +123,8 @@ begin
   end if;
   if taken > 0 then
     select array_agg(
-      case when out is null and u.key is not null and k.event_id is distinct from id then 'key_taken' else out end order by i)
+      case when out is not null or u.key is null or k.event_id = id then out
+        when k.event_id = any(ids) then 'key_lost' else 'key_taken' end order by i)
     into outcomes
     from unnest(tenants, keys, ids, outcomes) with ordinality as u (tenant_id, key, id, out, i)
     left join lateral (
@@ -136,7 +139,7 @@ begin
   into match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, clock_tag
   from (
     select tenant_id, array_agg(distinct event_type) as kinds
-    from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null group by tenant_id
+    from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null or out = 'key_lost' group by tenant_id
   ) t
   -- A tenant's turn is shared by its endpoints with a backlog: one of 64 counts in full, a smaller one in proportion.
   cross join lateral (
@@ -200,15 +203,14 @@ begin
           max_events) as w (tenant_id, n, rate, count, max_fanout, tried, max_attempts, published, max_events) using (tenant_id)
       left join matched using (tenant_id, event_type)
     ), placed as (
-      select *, row_number() over (
-        partition by tenant_id, out is null and fanout <= max_fanout order by i) as nth
+      select *, count(*) filter (where out is null and fanout <= max_fanout) over (partition by tenant_id order by i) as nth
       from sized
     ), judged as (
-      select i, case
+      select i, out = 'key_lost' and not is_late as is_lost, case
           when is_late then array['rate_limited', null]
           -- The window that was full has ended meanwhile.
           when out = 'rate_limited' then array['try_again', null]
-          when out is not null then array[out, null]
+          when out in ('counted', 'key_taken') then array[out, null]
           when fanout > max_fanout then array['fanout', jsonb_build_object('limit', max_fanout, 'current', fanout)::text]
           when tried >= max_attempts then array['monthly_attempts',
             jsonb_build_object('limit', max_attempts, 'current', tried, 'month', this_month)::text]
@@ -216,7 +218,9 @@ begin
             'current', greatest(before, least(before + nth - 1, max_events)), 'month', this_month)::text] end as verdict
       from placed
     )
-    select array_agg(verdict[1] order by i), array_agg(verdict[2]::jsonb order by i) into verdicts, reasons from judged;
+    select array_agg(case when is_lost then 'key_lost' else verdict[1] end order by i), array_agg(verdict[1] order by i),
+      array_agg(verdict[2]::jsonb order by i)
+    into verdicts, second_verdicts, reasons from judged;
     update waybill.usage u set count = u.count - refused.n
     from (select tenant_id, count(*) as n from unnest(tenants, outcomes, verdicts) as u (tenant_id, out, verdict)
           where out is null and verdict is not null group by tenant_id) refused
@@ -337,31 +341,27 @@ begin
   end if;
   return query
   select i::int,
-    case when out = 'key_taken' and o.event_id is null then coalesce(r.outcome, 'try_again') else coalesce(out, 'accepted') end,
+    case when out = 'key_lost' and o.event_id is null then coalesce(second, 'try_again')
+      when out in ('key_taken', 'key_lost') then case when o.event_id is null then 'try_again' else 'key_taken' end
+      else coalesce(out, 'accepted') end,
     coalesce(o.event_id, id),
     case when out is null then array(select d.id from unnest(new_items, new_ids) as d (i, id) where d.i = u.i order by 1)
          when o.event_id is not null then array(select d.delivery_id from waybill.deliveries d
            where d.tenant_id = u.tenant_id and d.event_id = o.event_id
              and d.delivery_id between waybill.first_delivery_id(o.event_id) and waybill.last_delivery_id(o.event_id) order by 1) end,
-    coalesce(u.reason, r.reason), o.same_text, case when not o.same_text then o.event_type end, case when not o.same_text then o.payload end,
+    u.reason, o.same_text, case when not o.same_text then o.event_type end, case when not o.same_text then o.payload end,
     rates[w], case when rates[w] > 0 then rate_counts[w] - request_counts[w] + nth else 0 end::int, window_starts[w],
     ceil(extract(epoch from window_starts[w] + window_length - moment))::int
   from (
     select *, array_position(batch_tenants, tenant_id) as w, row_number() over (partition by tenant_id order by i) as nth
-    from unnest(tenants, types, payloads, keys, outcomes, ids, reasons) with ordinality
-      as u (tenant_id, event_type, payload, key, out, id, reason, i)
+    from unnest(tenants, types, payloads, keys, outcomes, ids, reasons, second_verdicts) with ordinality
+      as u (tenant_id, event_type, payload, key, out, id, reason, second, i)
   ) u
   left join lateral (
     select e.event_id, e.event_type, e.payload, e.event_type = u.event_type and e.payload = u.payload as same_text
     from waybill.idempotency_keys k
     cross join lateral (select * from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id offset 0) e
-    where out = 'key_taken' and k.tenant_id = u.tenant_id and k.key = u.key
+    where out in ('key_taken', 'key_lost') and k.tenant_id = u.tenant_id and k.key = u.key
   ) o on true
-  -- A request that lost its key to one of this batch that was then refused is refused as well, if both are of the same type.
-  left join lateral (
-    select r.outcome, r.reason from unnest(tenants, types, keys, outcomes, reasons) as r (tenant_id, event_type, key, outcome, reason)
-    where out = 'key_taken' and r.tenant_id = u.tenant_id and r.event_type = u.event_type and r.key = u.key
-      and r.outcome <> 'key_taken' limit 1
-  ) r on true
   order by i;
 end $$;
