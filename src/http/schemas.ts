@@ -61,12 +61,17 @@ export const attemptError = z
     example: 'http_status',
   })
 
-/** ISO 8601 may do without the seconds and without the colon of an offset, as `date +%FT%T%z` writes it. */
+/**
+ * ISO 8601 may do without the seconds and without the colon of an offset, as `date +%FT%T%z` writes it. RFC 3339, which is what
+ * `date-time` stands for, allows small letters.
+ */
 const spelledOut = (text: string) =>
-  text.replace(
-    /^(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|([+-]\d\d):?(\d\d))$/,
-    (_, time, seconds = ':00', zone, hours, minutes) => time + seconds + (hours ? `${hours}:${minutes}` : zone),
-  )
+  text
+    .toUpperCase()
+    .replace(
+      /^(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|([+-]\d\d):?(\d\d))$/,
+      (_, time, seconds = ':00', zone, hours, minutes) => time + seconds + (hours ? `${hours}:${minutes}` : zone),
+    )
 
 /**
  * A moment with an offset or `Z`. Ids begin in 1970: any moment before that is treated as 1970 (`firstId`). Ids have whole

@@ -106,6 +106,7 @@ describe('filters of deliveries', () => {
       assert.ok(!(await find(`since=${finer}`)).includes(delivery_id))
       assert.ok((await find(`until=${finer}`)).includes(delivery_id))
       const offset = `${new Date(Date.parse(at) + 2 * 3_600_000).toISOString().slice(0, -1)}%2B02:00`
+      assert.deepEqual(await find(`since=${at.toLowerCase()}`), await find(`since=${at}`))
       assert.deepEqual(await find(`since=${offset}`), await find(`since=${at}`))
     }
   })
