@@ -71,7 +71,7 @@ const writableFields = (allow: readonly AddressRange[]) => ({
     .transform((types) => [...new Set(types)])
     .openapi({
       description:
-        'Event types, or `*` for all that you publish. `endpoint.disabled`, `endpoint.recovered` and `delivery.dead_lettered` are the service’s own: name them to be told what happens to your other endpoints.',
+        'Event types, or `*` for all that you publish; one that is given twice is kept once. `endpoint.disabled`, `endpoint.recovered` and `delivery.dead_lettered` are the service’s own: name them to be told what happens to your other endpoints.',
       example: ['invoice.paid', 'invoice.voided'],
     }),
   max_per_second: z

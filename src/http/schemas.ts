@@ -182,9 +182,10 @@ const deliveryFilters = {
     param: { schema: { type: 'string', format: 'date-time' } },
     description: 'Created at or after this time.',
   }),
-  until: moment
-    .optional()
-    .openapi({ param: { schema: { type: 'string', format: 'date-time' } }, description: 'Created before this time.' }),
+  until: moment.optional().openapi({
+    param: { schema: { type: 'string', format: 'date-time' } },
+    description: 'Created before this time, which must be after `since`.',
+  }),
 }
 
 export const dlqQuery = z.strictObject(deliveryFilters).superRefine(onlyOneStart).superRefine(timeOrder)
