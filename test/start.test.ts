@@ -422,7 +422,10 @@ suite('starting', { concurrency: 3 }, () => {
   test('without DATABASE_URL the service keeps a Postgres of its own, which survives kill -9 and a restart', async (t) => {
     const cwd = await createDirectory(t)
     const env = { HOST: '127.0.0.1', PORT: '0', EGRESS_ALLOW: '127.0.0.0/8' }
+    // As root's may be: then what root writes is not for the user that Postgres runs as.
+    const umask = process.umask(0o077)
     const first = runProgram(t, { cwd, env })
+    process.umask(umask)
     const firstPort = (await first.logged('service.ready', 60_000)).port
     const adminKey = /Admin key: (\S+)/.exec(first.stderr())?.[1]
     assert.ok(adminKey, 'the generated admin key is printed')
