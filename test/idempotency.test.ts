@@ -1,10 +1,12 @@
 import assert from 'node:assert/strict'
-import { after, test } from 'node:test'
+import { after, beforeEach, test } from 'node:test'
 import { createPublish } from '../src/flow/publish.ts'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, type Reply, startService, type Tenant } from './support/service.ts'
-import { waitFor } from './support/wait.ts'
+import { passMidnight, waitFor } from './support/wait.ts'
+
+beforeEach(() => passMidnight())
 
 const file = { after }
 const database = await createDatabase(file)

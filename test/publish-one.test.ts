@@ -7,7 +7,14 @@ import { createDatabase, insertEndpoint } from './support/database.ts'
 import { NO_LIMITS } from './support/deliveries.ts'
 import { waitFor } from './support/wait.ts'
 
-const LIMITS = JSON.stringify({ ...NO_LIMITS, rate: 10, monthly_events: 10, monthly_attempts: 10 })
+// A window of a day, which does not end in the middle of a test.
+const LIMITS = JSON.stringify({
+  ...NO_LIMITS,
+  rate: 10,
+  window_seconds: 86_400,
+  monthly_events: 10,
+  monthly_attempts: 10,
+})
 
 const addTenant = (sql: Pool, tenant: string) => insertEndpoint(sql, { tenant, types: ['a'] })
 
@@ -68,16 +75,17 @@ test('a lone event is stored and answered as a batch would be', async (t) => {
 
 test('a window that was full refuses nobody in the next one, whichever way an event is counted', async (t) => {
   const { sql } = await createDatabase(t)
+  const limits = JSON.stringify({ ...NO_LIMITS, rate: 10 })
   for (const tenant of ['alone', 'batch', 'early']) await addTenant(sql, tenant)
   await sql`update waybill.endpoints set max_per_second = 1 where tenant_id = 'early'`
   await sql`
     insert into waybill.rate_windows select tenant_id, 'events:write', date_bin('60 seconds', now(), 'epoch') - interval '1 hour', 10 from waybill.tenants`
   const publish = (tenant: string) => sql`
     select outcome, rate_count, window_start > now() - interval '10 minutes' as is_new
-    from waybill.publish(array[${tenant}], array['a'], array['{}'], array[null], ${LIMITS})`
+    from waybill.publish(array[${tenant}], array['a'], array['{}'], array[null], ${limits})`
   const [alone] = await sql`
     select 'accepted' as outcome, rate_count, window_start > now() - interval '10 minutes' as is_new
-    from waybill.publish_one('alone', 'a', '{}', null, ${LIMITS})`
+    from waybill.publish_one('alone', 'a', '{}', null, ${limits})`
   const all = [alone, ...(await publish('batch')), ...(await publish('early'))]
   assert.deepEqual(
     all.map((row) => ({ ...row })),

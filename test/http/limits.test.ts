@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { after, describe, test } from 'node:test'
+import { after, beforeEach, describe, test } from 'node:test'
 import { identifier } from '../../src/db/statement.ts'
 import { createRateCounter } from '../../src/flow/rate-limit.ts'
 import { firstOfNextMonth } from '../../src/http/usage.ts'
@@ -17,9 +17,11 @@ import {
   startService,
   startTenant,
 } from '../support/service.ts'
-import { waitFor } from '../support/wait.ts'
+import { passMidnight, waitFor } from '../support/wait.ts'
 
 const NEXT_MONTH = () => new Date(Date.UTC(new Date().getUTCFullYear(), new Date().getUTCMonth() + 1, 1)).toISOString()
+
+beforeEach(() => passMidnight())
 
 /** Where a month begins while the one before lasts in UTC. */
 const EAST = { TZ: 'Pacific/Kiritimati' }
@@ -67,7 +69,7 @@ const QUOTAS = {
 }
 const quotas = await twoProcesses({ after }, QUOTAS)
 
-// A window of a day: no test crosses its end by chance, except at midnight UTC.
+// A window of a day: no test crosses its end, which is midnight UTC.
 const RATES = {
   RATE_LIMIT_WINDOW_SECONDS: '86400',
   RATE_LIMIT_EVENTS_WRITE: '5',

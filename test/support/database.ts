@@ -3,6 +3,7 @@ import { openDb, type Pool } from '../../src/db/open.ts'
 import { createLog } from '../../src/log.ts'
 import { createBoss, stopBoss } from '../../src/queue.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
+import { passMidnight } from './wait.ts'
 
 /** The variable through which test/setup.ts tells the test files where its Postgres is. */
 export const SERVER_URL = 'WAYBILL_TEST_SERVER'
@@ -76,6 +77,7 @@ export async function createDatabase(
 ): Promise<TestDatabase> {
   const server = process.env[SERVER_URL]
   if (!server) throw new Error('no test database: run with --test-global-setup=test/setup.ts, as npm test does')
+  await passMidnight()
   const name = `test_${randomBytes(6).toString('hex')}`
   const admin = connect(`${server}/postgres`)
   await admin.text(`create database ${name} template ${template ?? 'template0'} strategy wal_log`)

@@ -1,3 +1,11 @@
+const DAY_MS = 86_400_000
+
+/** Waits for midnight UTC, if it is near: for a test that must not see a day, a month or a window of a day end. */
+export async function passMidnight(nearMs = 20_000): Promise<void> {
+  const leftMs = DAY_MS - (Date.now() % DAY_MS)
+  if (leftMs < nearMs) await new Promise((resolve) => setTimeout(resolve, leftMs + 10))
+}
+
 type Waiting = { timeoutMs?: number; intervalMs?: number; what?: string }
 
 /**
