@@ -148,11 +148,13 @@ suite('the log', () => {
 
       const read: { n?: number; msg: string; lines?: number }[] = []
       const { promise: told, resolve: tell } = Promise.withResolvers<void>()
+      const awaited = new Set(['log.dropped', 'after it'])
       createInterface({ input: child.stdout! }).on('line', (text) => {
         const line = JSON.parse(text)
         read.push(line)
         if (line.n === lines / 10) child.send('more')
-        if (line.msg === 'log.dropped') tell()
+        awaited.delete(line.msg)
+        if (awaited.size === 0) tell()
       })
       await told
       child.send('end')
