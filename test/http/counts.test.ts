@@ -302,7 +302,7 @@ test('of attempts that are recorded together, the one that ended last is the new
   receiver.script('/hook', async () => {
     const nth = ++asked
     await opened
-    await sleep((6 - nth) * 50)
+    await sleep((6 - nth) * 150)
     answered++
     return 200 + nth
   })
