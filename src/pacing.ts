@@ -1,17 +1,30 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 
-/** Lets `perTurn` callers go on in each turn of the event loop, in order. */
-export function createTurns(perTurn: number): () => Promise<void> {
-  const waiting: (() => void)[] = []
-  const run = () => {
-    for (const go of waiting.splice(0, perTurn)) go()
-    if (waiting.length > 0) setImmediate(run)
+/** Returns a function that runs what it is given, in order: at most `max` of them in one turn of the event loop. */
+export function limitPerTurn(max: number): (run: () => void) => void {
+  let count = 0
+  let waiting: (() => void)[] = []
+  const endTurn = () => {
+    const next = waiting.slice(0, max)
+    waiting = waiting.slice(max)
+    count = next.length
+    // In the next turn, each with what it leads to at once before the one after it.
+    for (const run of next) setImmediate(run)
+    if (count > 0) setImmediate(endTurn)
   }
-  return () =>
-    new Promise((resolve) => {
-      waiting.push(resolve)
-      if (waiting.length === 1) setImmediate(run)
-    })
+  return (run) => {
+    if (count === 0) setImmediate(endTurn)
+    if (count < max) {
+      count++
+      run()
+    } else waiting.push(run)
+  }
+}
+
+/** Lets `max` callers go on in each turn of the event loop, in order. */
+export function createTurns(max: number): () => Promise<void> {
+  const run = limitPerTurn(max)
+  return () => new Promise(run)
 }
 
 /** Await it before work that takes milliseconds: each turn of the event loop does one such piece, and serves the others too. */
