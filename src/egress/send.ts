@@ -11,7 +11,8 @@ import { createResolver } from './resolve.ts'
 
 /**
  * If a reused connection breaks within this time of the request, the receiver was most likely closing it when the request
- * arrived: that becomes known within a round trip. If it breaks later, the receiver had the request.
+ * arrived, or what came was left of its last answer: that becomes known within a round trip. If it breaks later, the receiver had the
+ * request.
  */
 const CLOSE_RACE_MS = 1000
 /** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
@@ -181,8 +182,10 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
             const problem = classify(error)
             // Before it writes to a kept connection, undici looks whether that is still good, and may find that it is not.
             const isUnsent = using.isKept && writtenMs === null && !(error instanceof ConnectError)
-            const closeRace = reused && !answered && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS
-            if (mayRetry && (isUnsent || (closeRace && problem.error === 'connection_reset'))) {
+            const isClosed = problem.error === 'connection_reset' && !answered
+            const isLeftover = problem.error === 'protocol_error' && statusCode === null
+            const isRace = reused && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS && (isClosed || isLeftover)
+            if (mayRetry && (isUnsent || isRace)) {
               // Once, on a new connection. If the receiver did get the first request, it gets the same event again under
               // the same ids, as it must expect of at-least-once delivery.
               dispatch(connections.open(origin), false)

@@ -666,6 +666,24 @@ test('a kept connection that is found to be of no use before the request is writ
   }
 })
 
+test('what is left of the last answer on a kept connection is not taken for an answer to the next request', async (t) => {
+  let requests = 0
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, () => {
+      requests += 1
+      // A body that a 204 cannot have, and that comes late.
+      if (requests === 2) socket.write('thank you')
+      socket.write('HTTP/1.1 204 No Content\r\n\r\n')
+    }),
+  )
+  const { post } = startSender(t)
+  for (let count = 0; count < 2; count += 1) {
+    const { statusCode, error } = await post(receiver.url)
+    assert.deepEqual([statusCode, error], [204, null])
+  }
+  assert.deepEqual([requests, receiver.sockets.length], [3, 2])
+})
+
 test('connection: close and Keep-Alive hints are respected', async (t) => {
   const { post } = startSender(t)
   const closing = await startRaw(t, 'HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n', (s) => s.end())
