@@ -22,8 +22,8 @@ async function start(t: TestContext): Promise<{ service: Service; open: (count: 
   return { service, open }
 }
 
-async function ask(socket: Socket): Promise<void> {
-  socket.write(REQUEST)
+async function ask(socket: Socket, request = REQUEST): Promise<void> {
+  socket.write(request)
   const [answer] = await once(socket, 'data')
   assert.match(String(answer), /^HTTP\/1\.1 401 /)
 }
@@ -42,7 +42,7 @@ test('new connections are taken while hundreds of others ask as fast as they are
   for (let round = 1; round <= 3; round++) {
     await waitFor(() => answered > round * 2000)
     const before = answered
-    await Promise.all(open(100).map(ask))
+    await Promise.all(open(100).map((socket) => ask(socket)))
     meanwhile.push(answered - before)
   }
   t.diagnostic(`answered meanwhile: ${meanwhile}`)
@@ -58,5 +58,20 @@ test('connections that come while the process is busy wait, a thousand at least,
   const sockets = open(count)
   await Promise.all(sockets.map((socket) => once(socket, 'connect')))
   service.signal('SIGCONT')
-  await Promise.all(sockets.map(ask))
+  await Promise.all(sockets.map((socket) => ask(socket)))
+})
+
+test('thousands of requests with a thousand headers at once are not kept waiting together', async (t) => {
+  const { url: databaseUrl } = await createDatabase(t)
+  // Each takes 130 KiB.
+  const service = await startService(t, { databaseUrl, mode: 'api', flags: ['--max-old-space-size=200'] })
+  const request = REQUEST.replace(/\r\n$/, `${Array.from({ length: 900 }, (_, n) => `a${n}:${n}\r\n`).join('')}\r\n`)
+  const sockets: Socket[] = []
+  while (sockets.length < 3000) {
+    const some = Array.from({ length: 200 }, () => connect(service.port, '127.0.0.1'))
+    for (const socket of some) cleanUp(t, () => void socket.destroy())
+    await Promise.all(some.map((socket) => once(socket, 'connect')))
+    sockets.push(...some)
+  }
+  await Promise.all(sockets.map((socket) => ask(socket, request)))
 })

@@ -11,8 +11,8 @@ import { createTls } from './tls.ts'
  */
 const IDLE_TIMEOUT_MS = 4000
 /**
- * How long a connection is used at most. One that is never unused for long would lead for ever to an address that its name has no
- * longer.
+ * After how long a connection is not kept any more. One that is never unused for long would lead for ever to an address that its
+ * name has no longer.
  */
 const MAX_AGE_MS = 60_000
 /** Unused connections kept in all: how many host names there are is up to tenants. */

@@ -35,8 +35,10 @@ const REQUEST_WEIGHT = 50
  * that hundreds of busy connections ask, new ones, such as those of health checks, would wait for many seconds.
  */
 const MAX_BEGUN = 32
-/** Larger bodies do not wait for that: Node reads on meanwhile, and ten thousand would be too much to hold. */
-const MAX_WAITING_BYTES = 4096
+/** Larger requests do not wait for that: Node reads on meanwhile, and ten thousand would be too much to hold. */
+const MAX_WAITING_BYTES = 8192
+/** What each name and value of its headers takes besides its text. */
+const HEADER_BYTES = 50
 /** How many connections may wait to be taken, unless the system's own limit (net.core.somaxconn) is lower; others try again seconds later. */
 const BACKLOG = 65_535
 /** No host has a longer name, with its port. Reading one as part of a URL takes time that grows with the square of its length. */
@@ -66,9 +68,11 @@ const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(reques
 const hostLength = ({ url = '', headers: { host = '' } }: IncomingMessage) =>
   Math.max(host.length, url.startsWith('/') ? 0 : (/^[a-z]+:\/\/([^/?#]*)/i.exec(url)?.[1]?.length ?? 0))
 
-/** Whether no more than a small body comes with it. */
-const isSmall = ({ headers }: IncomingMessage) =>
-  headers['transfer-encoding'] === undefined && Number(headers['content-length'] ?? 0) <= MAX_WAITING_BYTES
+/** Whether little comes with it: in its target, its headers and its body. */
+const isSmall = ({ url = '', headers, rawHeaders }: IncomingMessage) =>
+  headers['transfer-encoding'] === undefined &&
+  Number(headers['content-length'] ?? 0) + url.length + HEADER_BYTES * rawHeaders.length + rawHeaders.join('').length <=
+    MAX_WAITING_BYTES
 
 /** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
 export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
