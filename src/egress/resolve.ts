@@ -39,7 +39,9 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
     // A silent server is given up on after 14 seconds. After quick answers c-ares begins with a fraction of `timeout`, and takes
     // no answer to an earlier try: then it is after some 6 to 9. What was asked of the old resolver is still answered.
     dns = new Resolver({ timeout: 2000, maxTimeout: 3000, tries: 5 })
-    if (servers) dns.setServers(servers)
+    // If nothing has been set and the only server is 127.0.0.1, Node begins anew after each refusal, and ends all that is being asked.
+    const found = servers ?? dns.getServers()
+    if (servers || found.join() === '127.0.0.1') dns.setServers(found)
     return dns
   }
 

@@ -308,3 +308,27 @@ test('another name server in resolv.conf is asked from then on', { skip }, async
   const { stdout } = await promisify(execFile)('unshare', [...(unshare ?? []), ...command], { timeout: 20_000 })
   assert.deepEqual(stdout.trim().split('\n'), ['192.0.2.1', '192.0.2.2'])
 })
+
+/** Asks for many names at once, twice, while nobody answers at the only name server; prints each way in which that fails. */
+const REFUSED = `
+import { createResolver } from '${new URL('../../src/egress/resolve.ts', import.meta.url)}'
+const resolver = createResolver()
+const ask = (name) => resolver.resolve(name).catch((error) => error.constructor.name)
+const fails = new Set()
+for (const round of [1, 2])
+  for (const fail of await Promise.all(Array.from({ length: 50 }, (_, n) => ask('n' + n + '.r' + round + '.example')))) fails.add(fail)
+console.log(...fails)`
+
+test('no receiver is blamed while the name server of this machine is away, however many are asked for', {
+  skip,
+}, async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'resolv-'))
+  t.after(() => rmSync(directory, { recursive: true }))
+  const file = join(directory, 'resolv.conf')
+  writeFileSync(file, 'nameserver 127.0.0.1\n')
+  // In a network of its own, where nothing listens at port 53.
+  const script = 'ip link set lo up && mount --bind "$1" /etc/resolv.conf && exec "$2" --input-type=module -e "$3"'
+  const command = ['sh', '-c', script, 'sh', file, process.execPath, REFUSED]
+  const { stdout } = await promisify(execFile)('unshare', [...(unshare ?? []), '-n', ...command], { timeout: 20_000 })
+  assert.equal(stdout.trim(), 'LocalFault')
+})
