@@ -6,6 +6,9 @@ import { createServer } from 'node:http'
 import { test } from 'node:test'
 import { cleanUp } from './support/cleanup.ts'
 
+/** Docker passes a proxy of its own settings on to each container; the health check is to ask the service itself. */
+const PROXIED = { NODE_USE_ENV_PROXY: '1', HTTP_PROXY: 'http://127.0.0.1:9' }
+
 /** 10080 is among the ports that fetch refuses to ask. */
 for (const [host, port] of [
   ['127.0.0.1', 0],
@@ -24,7 +27,7 @@ for (const [host, port] of [
     const { port: own } = server.address() as { port: number }
     const check = () =>
       new Promise((resolve) => {
-        const child = execFile(process.execPath, args, { env: { HOST: host, PORT: String(own) } })
+        const child = execFile(process.execPath, args, { env: { HOST: host, PORT: String(own), ...PROXIED } })
         child.on('exit', resolve)
       })
     assert.equal(await check(), 0)
