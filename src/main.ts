@@ -34,6 +34,8 @@ async function main(): Promise<void> {
     log.fatal({ err: error }, 'service.failed')
     process.exit(1)
   })
+  // Where Node writes its warnings: that nobody reads them any more is no reason to end.
+  process.stderr.on('error', () => {})
   const closers = createClosers()
   const stopped = stopOnSignal(config, log, closers)
   try {
@@ -101,7 +103,7 @@ async function openDatabase(config: Config, log: Log, closers: Closers): Promise
 }
 
 /**
- * The first SIGTERM or SIGINT stops the service in order and exits 0; a second one cuts the grace short, and exits 1 as soon
+ * The first SIGTERM, SIGINT or SIGHUP stops the service in order and exits 0; a second one cuts the grace short, and exits 1 as soon
  * as what is in flight has been handed back; a third one exits at once.
  */
 function stopOnSignal(config: Config, log: Log, closers: Closers) {
@@ -128,6 +130,8 @@ function stopOnSignal(config: Config, log: Log, closers: Closers) {
   }
   process.on('SIGTERM', stop)
   process.on('SIGINT', stop)
+  // A terminal that is closed; its shell says so once more.
+  process.on('SIGHUP', (signal) => begun || stop(signal))
   return { begun: () => begun, hurry: hurry.signal }
 }
 

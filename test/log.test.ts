@@ -5,6 +5,7 @@ import { closeSync, openSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { suite, test } from 'node:test'
+import { fileURLToPath } from 'node:url'
 import { cleanUp, type Scope } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { settled } from './support/deliveries.ts'
@@ -212,4 +213,26 @@ test('for each publish that is accepted a line of the log has its ids, its size,
     const ids = { request_id, tenant_id: tenant.tenantId, event_id }
     assert.deepEqual(told, { ...ids, event_type: 'a.b', payload_bytes: 11, delivery_count: 1, replayed: index === 1 })
   }
+})
+
+test("the service goes on when nobody reads Node's warnings any more", { timeout: 60_000 }, async (t) => {
+  const { url } = await createDatabase(t)
+  const warn = `process.on('SIGUSR2', async () => {
+    for (const n of [1, 2, 3]) {
+      process.emitWarning('warning ' + n)
+      await new Promise((resolve) => setTimeout(resolve, 100))
+    }
+    process.kill(process.pid, 'SIGTERM')
+  })`
+  const main = fileURLToPath(new URL('../src/main.ts', import.meta.url))
+  const child = spawn(process.execPath, ['--import', `data:text/javascript,${encodeURIComponent(warn)}`, main], {
+    env: { PATH: process.env.PATH, ...testEnvironment(url) },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  })
+  cleanUp(t, () => void child.kill('SIGKILL'))
+  const ended = once(child, 'exit')
+  child.stderr.destroy()
+  for await (const line of createInterface({ input: child.stdout }))
+    if (line.includes('service.ready')) child.kill('SIGUSR2')
+  assert.deepEqual(await ended, [0, null])
 })

@@ -233,3 +233,10 @@ test('what fails or hangs as it is closed is told by its name, and keeps nothing
   ])
   assert.deepEqual(closed, ['at once', 'first'])
 })
+
+test('a terminal that is closed ends the service in order', async (t) => {
+  const { url: databaseUrl } = await createDatabase(t)
+  const service = await startService(t, { databaseUrl })
+  assert.deepEqual(await service.stop('SIGHUP'), { code: 0, signal: null })
+  assert.equal(service.logs.at(-1)?.msg, 'service.stopped')
+})
