@@ -11,6 +11,7 @@ import { createAuth } from './http/auth.ts'
 import { HEALTH_PATIENCE_MS } from './http/health.ts'
 import type { ServiceLimits } from './http/limits.ts'
 import { listen } from './http/listen.ts'
+import { mostClients } from './http/most-clients.ts'
 import { createReads } from './http/reads.ts'
 import type { Log } from './log.ts'
 import { startMaintenance } from './maintenance.ts'
@@ -110,7 +111,13 @@ export async function startService(options: Options): Promise<{ port: number }> 
     retentionDays: config.RETENTION_DAYS,
   })
   // Before anything is claimed: the port may be taken.
-  const server = await listen(app, { hostname: config.HOST, port: config.PORT })
+  const maxClients = mostClients(mode !== 'api')
+  const server = await listen(app, {
+    hostname: config.HOST,
+    port: config.PORT,
+    maxClients,
+    onFull: (refused) => log.warn({ connections: maxClients, refused }, 'http.full'),
+  })
   port = server.port
   closers.add('http', () => server.close(config.SHUTDOWN_GRACE_SECONDS * 1000), { atOnce: true })
 

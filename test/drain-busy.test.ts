@@ -19,7 +19,7 @@ const CLIENT = `
 
 test('a request that has come while the process was busy is answered before its connection is closed', async (t) => {
   const app = { fetch: () => new Response('well') } as unknown as App
-  const server = await listen(app, { hostname: '127.0.0.1', port: 0 })
+  const server = await listen(app, { hostname: '127.0.0.1', port: 0, maxClients: Infinity, onFull: () => {} })
   const sent = new Int32Array(new SharedArrayBuffer(4))
   const client = new Worker(CLIENT, { eval: true, workerData: { port: server.port, sent } })
   t.after(() => client.terminate())

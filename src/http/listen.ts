@@ -5,6 +5,7 @@ import { getRequestListener, RequestError } from '@hono/node-server'
 import { limitPerTurn } from '../pacing.ts'
 import { Answer, requestIdOf } from './answer.ts'
 import { lingerForRequest } from './linger.ts'
+import { limitClients } from './most-clients.ts'
 import { refusal } from './refusal.ts'
 import type { App } from './route.ts'
 import { cutUnread } from './unread.ts'
@@ -74,8 +75,13 @@ const isSmall = ({ url = '', headers, rawHeaders }: IncomingMessage) =>
   Number(headers['content-length'] ?? 0) + url.length + HEADER_BYTES * rawHeaders.length + rawHeaders.join('').length <=
     MAX_WAITING_BYTES
 
-/** Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. */
-export async function listen(app: App, { hostname, port }: { hostname: string; port: number }): Promise<Listening> {
+type Options = { hostname: string; port: number; maxClients: number; onFull: (refused: number) => void }
+
+/**
+ * Serves `app`; resolves when it listens, rejects when it cannot. Port 0 picks a free one. Connections beyond `maxClients` are
+ * refused, and `onFull` is told of them.
+ */
+export async function listen(app: App, { hostname, port, maxClients, onFull }: Options): Promise<Listening> {
   let draining = false
   let left = false
   let taken = 0
@@ -177,6 +183,7 @@ export async function listen(app: App, { hostname, port }: { hostname: string; p
       connections.delete(socket)
     })
   })
+  limitClients(server, maxClients, onFull)
   // An expectation other than 100-continue is one that we need not meet (RFC 9110, 10.1.1).
   server.on('checkExpectation', onRequest)
   server.on('connect', (request: IncomingMessage, socket: Duplex) => {
