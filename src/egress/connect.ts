@@ -31,14 +31,22 @@ export type OpenTcp = (target: Target, signal: AbortSignal) => Promise<Socket>
  * moment later gains nothing. `timeoutMs` is the whole attempt's.
  */
 export function openDirectly(resolver: NameResolver, allow: readonly AddressRange[], timeoutMs: number): OpenTcp {
+  const judge = (addresses: string[]) =>
+    addresses.length === 0 || addresses.some((address) => isBlockedAddress(address, allow))
+      ? null
+      : // The two families alternately: this host may have a way to one of them only.
+        inTurn(addresses, isIP).slice(0, MAX_ADDRESSES_TRIED)
+  /** By answer, as many attempts may share one: to judge a thousand addresses takes 4 ms. */
+  const judged = new WeakMap<string[], string[] | null>()
   return async ({ hostname, port }, signal) => {
     const addresses = await findAddresses(hostname, resolver, allow)
-    if (addresses.length === 0 || addresses.some((address) => isBlockedAddress(address, allow))) {
-      throw new ConnectError(failure('blocked_destination'))
+    let tried = judged.get(addresses)
+    if (tried === undefined) {
+      tried = judge(addresses)
+      judged.set(addresses, tried)
     }
+    if (tried === null) throw new ConnectError(failure('blocked_destination'))
     signal.throwIfAborted()
-    // The two families alternately: this host may have a way to one of them only.
-    const tried = inTurn(addresses, isIP).slice(0, MAX_ADDRESSES_TRIED)
     const socket = await dial(tried, port, timeoutMs, signal)
     // Whatever was judged above, this is the address the bytes would go to, as the kernel has it; none if the receiver has left already.
     const { remoteAddress } = socket
