@@ -4,6 +4,7 @@ import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
 import { limitPerTurn } from '../pacing.ts'
 import { Answer, requestIdOf } from './answer.ts'
+import { cutOff } from './cut-off.ts'
 import { lingerForRequest } from './linger.ts'
 import { limitClients } from './most-clients.ts'
 import { refusal } from './refusal.ts'
@@ -130,7 +131,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     if (isTooMuch || (lacksHost && isBehind)) {
       weigh(connection, -connection.ahead)
       connections.delete(request.socket)
-      request.socket.destroy()
+      cutOff(request.socket)
       return
     }
     response.once('close', () => {
