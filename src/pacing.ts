@@ -1,30 +1,38 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 
-/** Returns a function that runs what it is given, in order: at most `max` of them in one turn of the event loop. */
-export function limitPerTurn(max: number): (run: () => void) => void {
-  let count = 0
-  let waiting: (() => void)[] = []
+/**
+ * Returns a function that runs what it is given, in order: in one turn of the event loop as many as weigh `max` together at most, or
+ * one that weighs more.
+ */
+export function limitPerTurn(max: number): (run: () => void, weight?: number) => void {
+  let taken = 0
+  const waiting: { run: () => void; weight: number }[] = []
+  const fits = (weight: number) => taken === 0 || taken + weight <= max
   const endTurn = () => {
-    const next = waiting.slice(0, max)
-    waiting = waiting.slice(max)
-    count = next.length
+    taken = 0
+    const end = waiting.findIndex(({ weight }) => {
+      if (!fits(weight)) return true
+      taken += weight
+      return false
+    })
+    const next = waiting.splice(0, end < 0 ? waiting.length : end)
     // In the next turn, each with what it leads to at once before the one after it.
-    for (const run of next) setImmediate(run)
-    if (count > 0) setImmediate(endTurn)
+    for (const { run } of next) setImmediate(run)
+    if (taken > 0) setImmediate(endTurn)
   }
-  return (run) => {
-    if (count === 0) setImmediate(endTurn)
-    if (count < max) {
-      count++
+  return (run, weight = 1) => {
+    if (taken === 0) setImmediate(endTurn)
+    if (waiting.length === 0 && fits(weight)) {
+      taken += weight
       run()
-    } else waiting.push(run)
+    } else waiting.push({ run, weight })
   }
 }
 
 /** Lets `max` callers go on in each turn of the event loop, in order. */
 export function createTurns(max: number): () => Promise<void> {
   const run = limitPerTurn(max)
-  return () => new Promise(run)
+  return () => new Promise((go) => run(go))
 }
 
 /** Await it before work that takes milliseconds: each turn of the event loop does one such piece, and serves the others too. */
