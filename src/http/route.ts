@@ -161,11 +161,16 @@ function problemsOf(error: unknown): FieldProblem[] {
   throw error
 }
 
+/** How many parameters are read, each time that they are given: no route has as many, so some are not known or given twice. */
+const MAX_PARAMETERS = 50
+
 /** A parameter that is given twice becomes a list, which none of our schemas accepts. */
 function readQuery(c: Context<Env>): Record<string, string | string[]> {
   // In one pass: looking up each name takes time that grows with the square of their number.
   const values = new Map<string, string | string[]>()
+  let count = 0
   for (const [name, value] of new URL(c.req.url).searchParams) {
+    if (++count > MAX_PARAMETERS) break
     const before = values.get(name)
     if (Array.isArray(before)) before.push(value)
     else values.set(name, before === undefined ? value : [before, value])
