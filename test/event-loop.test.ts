@@ -25,6 +25,7 @@ async function atOnce(port: number, whole: Buffer, count: number, scope: TestCon
     (socket) => new Promise<unknown>((resolve) => void socket.once('data', resolve).once('close', resolve)),
   )
   for (const socket of sockets) socket.write(whole.subarray(0, -1))
+  // Nothing tells that it has all been read; if it has not, less ends at once.
   await sleep(500)
   for (const socket of sockets) socket.write(whole.subarray(-1))
   await Promise.all(answered)
