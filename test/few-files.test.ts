@@ -46,5 +46,5 @@ test('clients leave the files that delivering takes, and the log tells that they
   await waitFor(isPublished, { intervalMs: 250, what: 'an event to be accepted' })
   await receiver.until(2, { path: '/hook' })
   const { refused, connections } = await service.logged('http.full')
-  assert.ok(Number(refused) > 0 && Number(connections) < FILES / 2, `${refused} refused at ${connections}`)
+  assert.ok(Number(refused) > 10 && Number(connections) < FILES / 2, `${refused} refused at ${connections}`)
 })

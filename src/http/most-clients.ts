@@ -20,16 +20,15 @@ export function mostClients(hasWorker: boolean): number {
   }
 }
 
-/** Refuses connections beyond `most`, and tells, at most once a second, how many were refused since it told last. */
+/** Refuses connections beyond `most`, and tells how many were refused, at most once a second. */
 export function limitClients(server: Server, most: number, tell: (refused: number) => void): void {
-  let toldAt = Number.NEGATIVE_INFINITY
   let refused = 0
   server.maxConnections = most
   server.on('drop', () => {
-    refused++
-    if (performance.now() < toldAt + TELL_MS) return
-    tell(refused)
-    toldAt = performance.now()
-    refused = 0
+    if (refused++ > 0) return
+    setTimeout(() => {
+      tell(refused)
+      refused = 0
+    }, TELL_MS).unref()
   })
 }
