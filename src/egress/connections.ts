@@ -3,7 +3,7 @@ import { Client } from 'undici'
 import { Line, type Place } from '../line.ts'
 import { createConnector, type OpenTcp } from './connect.ts'
 import { ConnectError, failure } from './failure.ts'
-import { createPieces } from './pieces.ts'
+import { readInPieces } from './pieces.ts'
 import { createTls } from './tls.ts'
 
 /**
@@ -44,8 +44,6 @@ export interface Connection {
   isKept: boolean
   /** To be called when a request is about to be written; returns whether it is the first one on its socket. */
   start(): boolean
-  /** To be called when its response has been read to its end. */
-  rest(): void
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
   cancel(): void
 }
@@ -68,7 +66,6 @@ export function createConnections(openTcp: OpenTcp): Connections {
   const idleByOrigin = new Map<string, Connection[]>()
   const idle = new Line<Connection>()
   const startTls = createTls()
-  const readInPieces = createPieces()
   /** For each open socket, what ends it if it has brought in too much. */
   const looks = new Line<() => void>()
   let looking: NodeJS.Timeout | undefined
@@ -91,8 +88,6 @@ export function createConnections(openTcp: OpenTcp): Connections {
     const controller = new AbortController()
     let wire: Socket | null = null
     let fresh = true
-    /** Whether what comes in can only be an answer. What comes in before is to be found at once, or it would be taken for one. */
-    let isAsked = false
     let most = 0
     let look = () => {}
     const readMore = () => {
@@ -118,8 +113,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
         },
         onConnected(socket) {
           fresh = true
-          isAsked = false
-          readInPieces(socket, () => isAsked)
+          readInPieces(socket)
           // Called before undici's own listener, which reads. What TLS keeps to itself is not readable, and found a moment later.
           socket.on('readable', look)
           let tickets = 0
@@ -138,12 +132,8 @@ export function createConnections(openTcp: OpenTcp): Connections {
       start() {
         const isFirst = fresh
         fresh = false
-        isAsked = true
         readMore()
         return isFirst
-      },
-      rest() {
-        isAsked = false
       },
       cancel: () => {
         forget(connection)
@@ -172,7 +162,6 @@ export function createConnections(openTcp: OpenTcp): Connections {
       connection.cancel()
       return
     }
-    connection.rest()
     connection.idle = idle.join(connection)
     connection.isKept = true
     const sameOrigin = idleByOrigin.get(connection.origin)
