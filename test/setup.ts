@@ -6,6 +6,7 @@ import { migrate } from '../src/migrate.ts'
 import { connect, PASSWORD, QUEUE, SERVER_URL, TEMPLATE } from './support/database.ts'
 import { makeDirectory, removeDirectory, sweepDirectories } from './support/directory.ts'
 import { COMPILED } from './support/service.ts'
+import { passMidnight } from './support/wait.ts'
 
 const NOTHING_MUST_LAST = ['fsync=off', 'full_page_writes=off', 'synchronous_commit=off']
 // Else it would keep the time of this machine, where a day may have 23 hours.
@@ -50,6 +51,8 @@ export async function globalSetup(): Promise<void> {
     await removeDirectory(directory)
     throw new Error(`the test database did not start:\n${output.join('')}`, { cause: error })
   }
+  // A database has tables for days: the first tests expect those that a service makes on the same day.
+  await passMidnight(60_000)
   const url = `postgres://waybill:${PASSWORD}@127.0.0.1:${port}`
   const sql = connect(`${url}/postgres`)
   await sql.text(`create database ${TEMPLATE}`)
