@@ -2,8 +2,8 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import { type AddressInfo, Server as NetServer, type Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
-import { limitPerTurn } from '../pacing.ts'
 import { Answer, requestIdOf } from './answer.ts'
+import { createBeginner } from './begin.ts'
 import { cutOff } from './cut-off.ts'
 import { lingerForRequest } from './linger.ts'
 import { limitClients } from './most-clients.ts'
@@ -32,15 +32,6 @@ const MAX_PIPELINED = 100
 const MAX_AHEAD = 200_000
 /** What each of them takes besides its headers, in the same unit. */
 const REQUEST_WEIGHT = 50
-/**
- * How many requests begin in one turn of the event loop. Each turn takes one new connection, and no more (libuv): if it began all
- * that hundreds of busy connections ask, new ones, such as those of health checks, would wait for many seconds.
- */
-const MAX_BEGUN = 32
-/** Larger requests do not wait for that: Node reads on meanwhile, and ten thousand would be too much to hold. */
-const MAX_WAITING_BYTES = 8192
-/** What each name and value of its headers takes besides its text. */
-const HEADER_BYTES = 50
 /** How many connections may wait to be taken, unless the system's own limit (net.core.somaxconn) is lower; others try again seconds later. */
 const BACKLOG = 65_535
 /** No host has a longer name, with its port. Reading one as part of a URL takes time that grows with the square of its length. */
@@ -70,12 +61,6 @@ const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(reques
 const hostLength = ({ url = '', headers: { host = '' } }: IncomingMessage) =>
   Math.max(host.length, url.startsWith('/') ? 0 : (/^[a-z]+:\/\/([^/?#]*)/i.exec(url)?.[1]?.length ?? 0))
 
-/** Whether little comes with it: in its target, its headers and its body. */
-const isSmall = ({ url = '', headers, rawHeaders }: IncomingMessage) =>
-  headers['transfer-encoding'] === undefined &&
-  Number(headers['content-length'] ?? 0) + url.length + HEADER_BYTES * rawHeaders.length + rawHeaders.join('').length <=
-    MAX_WAITING_BYTES
-
 type Options = { hostname: string; port: number; maxClients: number; onFull: (refused: number) => void }
 
 /**
@@ -92,7 +77,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     ahead += weight
   }
   const connections = new Map<Duplex, Connection>()
-  const perTurn = limitPerTurn(MAX_BEGUN)
+  const inTurn = createBeginner()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
@@ -118,15 +103,16 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     const isBehind = connection.unanswered.length > 0
     const weight = isBehind ? REQUEST_WEIGHT + request.rawHeaders.length : 0
     weigh(connection, weight)
-    const begin = () => {
-      // A connection that is gone weighs nothing any more.
-      if (request.socket.destroyed) return
-      weigh(connection, -weight)
-      if (lacksHost) refusal(400, 'must carry a Host header', response.requestId).end(request.socket, request.method)
-      else if (hostLength(request) > MAX_HOST)
-        refusal(400, INVALID_TARGET, response.requestId).end(request.socket, request.method)
-      else void answer(request, response)
-    }
+    const begin = () =>
+      inTurn(request, () => {
+        // A connection that is gone weighs nothing any more.
+        if (request.socket.destroyed) return
+        weigh(connection, -weight)
+        if (lacksHost) refusal(400, 'must carry a Host header', response.requestId).end(request.socket, request.method)
+        else if (hostLength(request) > MAX_HOST)
+          refusal(400, INVALID_TARGET, response.requestId).end(request.socket, request.method)
+        else void answer(request, response)
+      })
     const isTooMuch = connection.unanswered.push(begin) > MAX_PIPELINED || (isBehind && ahead > MAX_AHEAD)
     if (isTooMuch || (lacksHost && isBehind)) {
       weigh(connection, -connection.ahead)
@@ -138,7 +124,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
       connection.unanswered.shift()
       // One after the other, each in a turn of its own: otherwise all that connections have sent ahead would begin in one.
       const [next] = connection.unanswered
-      if (next) setImmediate(perTurn, next)
+      if (next) setImmediate(next)
       const settle = () => {
         // So that an idle connection does not keep its last request in memory.
         if (connection.last === request) connection.last = undefined
@@ -150,9 +136,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
       // An answer that began before the draining leaves its connection open.
       if (left && isIdle(request.socket, connection)) setImmediate(() => request.socket.destroy())
     })
-    if (isBehind) return
-    if (isSmall(request)) perTurn(begin)
-    else begin()
+    if (!isBehind) begin()
   }
   const server = createServer(
     {
