@@ -298,11 +298,16 @@ for (;;) {
   process.exit()
 }`
 
-test('another name server in resolv.conf is asked from then on', { skip }, async (t) => {
+function resolvConf(t: TestContext, text: string): string {
   const directory = mkdtempSync(join(tmpdir(), 'resolv-'))
   t.after(() => rmSync(directory, { recursive: true }))
   const file = join(directory, 'resolv.conf')
-  writeFileSync(file, '')
+  writeFileSync(file, text)
+  return file
+}
+
+test('another name server in resolv.conf is asked from then on', { skip }, async (t) => {
+  const file = resolvConf(t, '')
   const script = 'mount --bind "$1" /etc/resolv.conf && exec "$2" --input-type=module -e "$3"'
   const command = ['sh', '-c', script, 'sh', file, process.execPath, CHANGING]
   const { stdout } = await promisify(execFile)('unshare', [...(unshare ?? []), ...command], { timeout: 20_000 })
@@ -322,10 +327,7 @@ console.log(...fails)`
 test('no receiver is blamed while the name server of this machine is away, however many are asked for', {
   skip,
 }, async (t) => {
-  const directory = mkdtempSync(join(tmpdir(), 'resolv-'))
-  t.after(() => rmSync(directory, { recursive: true }))
-  const file = join(directory, 'resolv.conf')
-  writeFileSync(file, 'nameserver 127.0.0.1\n')
+  const file = resolvConf(t, 'nameserver 127.0.0.1\n')
   // In a network of its own, where nothing listens at port 53.
   const script = 'ip link set lo up && mount --bind "$1" /etc/resolv.conf && exec "$2" --input-type=module -e "$3"'
   const command = ['sh', '-c', script, 'sh', file, process.execPath, REFUSED]
