@@ -15,6 +15,8 @@ import { createResolver } from './resolve.ts'
  * request.
  */
 const CLOSE_RACE_MS = 1000
+/** Like what is left of the last answer, this is no answer to the request. */
+const IDLE_ANSWER = new Error('the receiver had waited too long for a request')
 /** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
 const MAX_ANNOUNCEMENTS = 32
 
@@ -143,6 +145,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
         /** Null until the request is about to be written. */
         let writtenMs: number | null = null
         let announcements = 0
+        const isEarly = () => reused && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS
         connection = using
         using.client.dispatch(options, {
           onRequestStart(controller) {
@@ -153,11 +156,16 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
           onResponseStarted() {
             answered = true
           },
-          onResponseStart(_controller, status, responseHeaders) {
+          onResponseStart(controller, status, responseHeaders) {
             if (status < 200) {
               if (++announcements <= MAX_ANNOUNCEMENTS || !end()) return
               using.cancel()
               settle(false, failure('protocol_error'))
+              return
+            }
+            // Some say this to a connection that is idle for too long, and it crosses with the request (RFC 9110, 15.5.9).
+            if (status === 408 && isEarly()) {
+              controller.abort(IDLE_ANSWER)
               return
             }
             statusCode = status
@@ -184,7 +192,7 @@ export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderO
             const isUnsent = using.isKept && writtenMs === null && !(error instanceof ConnectError)
             const isClosed = problem.error === 'connection_reset' && !answered
             const isLeftover = problem.error === 'protocol_error' && statusCode === null
-            const isRace = reused && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS && (isClosed || isLeftover)
+            const isRace = isEarly() && (isClosed || isLeftover)
             if (mayRetry && (isUnsent || isRace)) {
               // Once, on a new connection. If the receiver did get the first request, it gets the same event again under
               // the same ids, as it must expect of at-least-once delivery.

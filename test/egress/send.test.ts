@@ -684,6 +684,30 @@ test('what is left of the last answer on a kept connection is not taken for an a
   assert.deepEqual([requests, receiver.sockets.length], [3, 2])
 })
 
+test('a 408 for a kept connection that was idle is not taken for an answer to the next request; one for a request is', async (t) => {
+  let requests = 0
+  let laterMs = 0
+  const receiver = await startTcp(t, (socket) => {
+    let answered = false
+    onRequest(socket, () => {
+      requests += 1
+      const late = 'HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n'
+      if (answered) setTimeout(() => socket.end(late), laterMs)
+      else if (requests === 5) socket.end(late)
+      else socket.write('HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+      answered = true
+    })
+  })
+  const { post } = startSender(t, { timeoutMs: 3000 })
+  assert.equal((await post(receiver.url)).statusCode, 200)
+  assert.equal((await post(receiver.url)).statusCode, 200)
+  assert.deepEqual([requests, receiver.sockets.length], [3, 2])
+  laterMs = 1100
+  assert.equal((await post(receiver.url)).statusCode, 408, 'after it had the request for a second')
+  assert.equal((await post(receiver.url)).statusCode, 408, 'on a new connection')
+  assert.equal(requests, 5)
+})
+
 test('connection: close and Keep-Alive hints are respected', async (t) => {
   const { post } = startSender(t)
   const closing = await startRaw(t, 'HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n', (s) => s.end())
