@@ -150,6 +150,7 @@ async function startDelivering(
   const sender = createSender({
     allow: config.EGRESS_ALLOW,
     timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
+    maxConnections: mostClients(true),
     ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
   })
   closers.add('sender', sender.close)

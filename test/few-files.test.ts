@@ -5,16 +5,19 @@ import { test } from 'node:test'
 import { cleanUp } from './support/cleanup.ts'
 import { startReceiver } from './support/receiver.ts'
 import { startTenant } from './support/service.ts'
+import { listenTcp, onRequest } from './support/tcp.ts'
 import { waitFor } from './support/wait.ts'
 
 const FILES = 128
+const FEWER = 96
 const skip = spawnSync('prlimit', ['--version']).status === 0 ? false : 'needs Linux (prlimit)'
 /** Lowers the limit of the process that imports it. */
-const LIMITED = `data:text/javascript,import { execFileSync } from 'node:child_process'; execFileSync('prlimit', ['--pid', String(process.pid), '--nofile=${FILES}'])`
+const limited = (files: number) =>
+  `data:text/javascript,import { execFileSync } from 'node:child_process'; execFileSync('prlimit', ['--pid', String(process.pid), '--nofile=${files}'])`
 
 test('clients leave the files that delivering takes, and the log tells that they are refused', { skip }, async (t) => {
   const receiver = await startReceiver(t)
-  const { sql, service, tenant } = await startTenant(t, { flags: ['--import', LIMITED] })
+  const { sql, service, tenant } = await startTenant(t, { flags: ['--import', limited(FILES)] })
   await tenant.createEndpoint(receiver.url('/hook'))
   // They ask, stay, and come back when they are cut off.
   let isOver = false
@@ -47,4 +50,25 @@ test('clients leave the files that delivering takes, and the log tells that they
   await receiver.until(2, { path: '/hook' })
   const { refused, connections } = await service.logged('http.full')
   assert.ok(Number(refused) > 10 && Number(connections) < FILES / 2, `${refused} refused at ${connections}`)
+})
+
+test('connections to receivers are kept only while others need no file for theirs', { skip }, async (t) => {
+  const receiver = await listenTcp(
+    (socket) => onRequest(socket, () => socket.write('HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')),
+    '0.0.0.0',
+  )
+  cleanUp(t, receiver.close)
+  const { service, tenant } = await startTenant(t, {
+    flags: ['--import', limited(FEWER)],
+    env: { WORKER_CONCURRENCY: '20' },
+  })
+  for (let n = 1; n <= 100; n++) await tenant.createEndpoint(`http://127.0.1.${n}:${receiver.port}/`)
+  const { delivery_ids } = await tenant.publish()
+  const attempted = () => service.logs.filter(({ msg }) => msg === 'delivery.attempted')
+  await waitFor(() => attempted().length === delivery_ids.length)
+  assert.deepEqual(
+    service.logs.filter(({ msg }) => msg === 'delivery.put_off'),
+    [],
+  )
+  assert.ok(attempted().every(({ status_code }) => status_code === 200))
 })

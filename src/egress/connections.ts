@@ -60,11 +60,13 @@ export interface Connections {
 /**
  * Keeps connections for reuse. Not undici's Agent: its pool queues a request behind others of the same origin, where it
  * would use up its deadline unsent, and cannot end a connection attempt. Here an attempt owns its connection, so
- * the attempts in flight, which the caller bounds, are also the bound on busy connections.
+ * the attempts in flight, which the caller bounds, are also the bound on busy connections. Unused ones make room for new ones
+ * beyond `most` in all.
  */
-export function createConnections(openTcp: OpenTcp): Connections {
+export function createConnections(openTcp: OpenTcp, most: number): Connections {
   const idleByOrigin = new Map<string, Connection[]>()
   const idle = new Line<Connection>()
+  const all = new Line<Connection>()
   const startTls = createTls()
   /** For each open socket, what ends it if it has brought in too much. */
   const looks = new Line<() => void>()
@@ -85,13 +87,15 @@ export function createConnections(openTcp: OpenTcp): Connections {
   }
 
   function open(origin: string): Connection {
+    const [oldest] = idle
+    if (all.size >= most) oldest?.cancel()
     const controller = new AbortController()
     let wire: Socket | null = null
     let fresh = true
-    let most = 0
+    let mostRead = 0
     let look = () => {}
     const readMore = () => {
-      most = (wire?.bytesRead ?? 0) + MAX_READ_BYTES
+      mostRead = (wire?.bytesRead ?? 0) + MAX_READ_BYTES
     }
     const client = new Client(origin, {
       allowH2: false,
@@ -107,7 +111,7 @@ export function createConnections(openTcp: OpenTcp): Connections {
           wire = tcp
           readMore()
           look = () => {
-            if (tcp.bytesRead > most) end(new ConnectError(failure('response_too_large')))
+            if (tcp.bytesRead > mostRead) end(new ConnectError(failure('response_too_large')))
           }
           watch(tcp, look)
         },
@@ -137,10 +141,12 @@ export function createConnections(openTcp: OpenTcp): Connections {
       },
       cancel: () => {
         forget(connection)
+        all.leave(place)
         client.destroy(CANCELLED)
         controller.abort()
       },
     }
+    const place = all.join(connection)
     client.on('disconnect', (_origin, _clients, error) => {
       // While it is in use, its attempt deals with the loss, unless the request was still to be written: for such a request
       // undici would connect again and again.

@@ -63,16 +63,25 @@ interface SenderOptions {
   proxyUrl?: string
   /** Name servers to ask instead of the system's, as `address` or `address:port`. */
   dnsServers?: readonly string[]
+  /** While there are this many connections, none is kept beside a new one. */
+  maxConnections?: number
 }
 
 /**
  * Sends single POSTs over HTTP/1.1. Follows no redirect, decompresses nothing, takes no proxy from the environment. Whatever a
  * receiver does wrong is an Outcome, never an exception; if this process lacks something, `send` rejects with a `LocalFault`.
  */
-export function createSender({ allow, timeoutMs, proxyUrl, dnsServers }: SenderOptions): Sender {
+export function createSender({
+  allow,
+  timeoutMs,
+  proxyUrl,
+  dnsServers,
+  maxConnections = Infinity,
+}: SenderOptions): Sender {
   const resolver = createResolver(dnsServers)
   const connections = createConnections(
     proxyUrl ? openThroughProxy(proxyUrl) : openDirectly(resolver, allow, timeoutMs),
+    maxConnections,
   )
   // Judged when the endpoint was stored, and again here: rows can be written behind the API's back. The rules do not change
   // meanwhile, and URLs are few compared with requests, so verdicts are kept.

@@ -9,7 +9,7 @@ const TELL_MS = 1000
 
 /**
  * How many clients may be connected, so that they leave file descriptors to the database's connections and, where there is a
- * worker, as many as they have to receivers. Without /proc, as on macOS, any number.
+ * worker, as many as they have to receivers: connections to those are kept while there are no more. Without /proc, as on macOS, any number.
  */
 export function mostClients(hasWorker: boolean): number {
   try {
