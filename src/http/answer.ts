@@ -29,6 +29,8 @@ export class Answer extends ServerResponse {
   readonly headers: OutgoingHttpHeaders
   /** Asked when the answer begins: whether its client is to leave with it. */
   isLast = () => false
+  /** To be called before the body is read: its client may wait for that. */
+  askForBody = () => {}
 
   constructor(request: IncomingMessage, options?: object) {
     // @ts-expect-error Node gives its options too.

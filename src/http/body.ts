@@ -102,6 +102,7 @@ async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint
     return size <= limitBytes
   }
   try {
+    c.env.outgoing.askForBody()
     // Node's own stream: the web stream around it costs more than the rest of the request.
     await readAll(c.env.incoming, add)
   } catch (error) {

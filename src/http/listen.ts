@@ -169,6 +169,12 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     })
   })
   limitClients(server, maxClients, onFull)
+  // Whoever asks first is told to go on when the body is wanted; otherwise Node would say so at once. If it is not, the answer is the
+  // last on its connection.
+  server.on('checkContinue', (request: IncomingMessage, response: Answer) => {
+    response.askForBody = () => response.writeContinue()
+    onRequest(request, response)
+  })
   // An expectation other than 100-continue is one that we need not meet (RFC 9110, 10.1.1).
   server.on('checkExpectation', onRequest)
   server.on('connect', (request: IncomingMessage, socket: Duplex) => {

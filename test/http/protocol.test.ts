@@ -178,6 +178,22 @@ describe('HTTP that is unusual', () => {
     assertOurs(answer, 202, null)
   })
 
+  test('a body that is not wanted is not asked for', async () => {
+    const head = (auth: string, type: string, length: number) =>
+      `POST /v1/events HTTP/1.1\r\n${HOST}${auth}${type}Expect: 100-continue\r\nContent-Length: ${length}\r\n\r\n`
+    for (const [request, status, error] of [
+      [head('Authorization: Bearer wb_live_x\r\n', JSON_TYPE, 100), 401, 'invalid API key'],
+      [head(AUTH, JSON_TYPE, 1_000_000), 400, 'payload too large'],
+      [head(AUTH, 'Content-Type: text/plain\r\n', 100), 400, 'invalid request'],
+    ] as const) {
+      const answer = await rawRequest(service.port, request)
+      assertOurs(answer, status, error)
+      assert.doesNotMatch(answer?.text ?? '', /100 Continue/)
+      // The client may send it all the same, or not.
+      assert.equal(answer?.headers.get('connection'), 'close')
+    }
+  })
+
   for (const [how, header, chunk] of [
     ['declared', 'Content-Length: 20000000', (part: string) => part],
     ['chunked', 'Transfer-Encoding: chunked', (part: string) => `${part.length.toString(16)}\r\n${part}\r\n`],
