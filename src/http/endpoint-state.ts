@@ -29,40 +29,27 @@ const REASONS = {
   failing: 'every attempt has failed for too long',
 }
 
-const moment = (text: string | null | undefined) => (text ? new Date(text) : null)
-
 /** How an endpoint's traffic stands, and why, in words. */
 export function renderState({ is_active, inactive_reason, inactive_since, stats }: StateRow) {
-  const fields = { held_count: stats?.held ?? 0, next_probe_at: null }
-  if (!is_active) {
-    return {
-      state: 'inactive',
-      state_reason: REASONS[inactive_reason ?? 'tenant'],
-      state_since: inactive_since,
-      ...fields,
-    }
-  }
+  const stands = (state: string, reason: string | null, since: Date | null, probeAt: Date | null = null) => ({
+    state,
+    state_reason: reason,
+    state_since: since,
+    held_count: stats?.held ?? 0,
+    next_probe_at: probeAt,
+  })
+  if (!is_active) return stands('inactive', REASONS[inactive_reason ?? 'tenant'], inactive_since)
   const since = moment(stats?.since)
   if (stats?.breaker === 'open') {
     // Without `failing_since` a probe has just succeeded, and the breaker has not moved yet.
-    const failing = stats.failing_since
+    const reason = stats.failing_since
       ? `failed ${stats.failure_streak} times in a row since ${new Date(stats.failing_since).toISOString()}`
       : 'its recovery is being recorded'
-    return {
-      state: 'failing',
-      state_reason: failing,
-      state_since: since,
-      ...fields,
-      next_probe_at: moment(stats.next_probe_at),
-    }
+    return stands('failing', reason, since, moment(stats.next_probe_at))
   }
-  if (stats?.breaker === 'half_open') {
-    return {
-      state: 'recovering',
-      state_reason: 'it is getting what was held, in growing chunks',
-      state_since: since,
-      ...fields,
-    }
-  }
-  return { state: 'active', state_reason: null, state_since: null, ...fields }
+  if (stats?.breaker === 'half_open')
+    return stands('recovering', 'it is getting what was held, in growing chunks', since)
+  return stands('active', null, null)
 }
+
+const moment = (text: string | null | undefined) => (text ? new Date(text) : null)

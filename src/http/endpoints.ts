@@ -25,18 +25,11 @@ type EndpointRow = StateRow & {
 const columns = fragment`
   endpoint_id, tenant_id, url, description, to_json(subscribed_events) as subscribed_events, is_active, max_per_second, ordered, updated_at, ${stateColumns}`
 
-const render = (row: EndpointRow) => ({
-  endpoint_id: row.endpoint_id,
-  tenant_id: row.tenant_id,
-  url: row.url,
-  description: row.description,
-  subscribed_events: row.subscribed_events,
-  is_active: row.is_active,
-  max_per_second: row.max_per_second,
-  ordered: row.ordered,
-  ...renderState(row),
+const render = ({ inactive_reason, inactive_since, stats, updated_at, ...row }: EndpointRow) => ({
+  ...row,
+  ...renderState({ is_active: row.is_active, inactive_reason, inactive_since, stats }),
   created_at: madeAt(row.endpoint_id),
-  updated_at: row.updated_at,
+  updated_at,
 })
 
 /** Endpoints: where a tenant's events go, and the secrets that sign them. */
