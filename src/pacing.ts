@@ -29,10 +29,10 @@ export function limitPerTurn(max: number): (run: () => void, weight?: number) =>
   }
 }
 
-/** Lets `max` callers go on in each turn of the event loop, in order. */
-export function createTurns(max: number): () => Promise<void> {
+/** Lets its callers go on, in order: in one turn of the event loop those that weigh `max` together at most, or one that weighs more. */
+export function createTurns(max: number): (weight?: number) => Promise<void> {
   const run = limitPerTurn(max)
-  return () => new Promise((go) => run(go))
+  return (weight) => new Promise((go) => run(go, weight))
 }
 
 /** Await it before work that takes milliseconds: each turn of the event loop does one such piece, and serves the others too. */

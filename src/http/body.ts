@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http'
 import type { Context } from 'hono'
 import { AppError } from '../errors.ts'
 import { MAX_DEPTH, NotJson, outline, TooDeep } from '../json-outline.ts'
-import { limitPerTurn } from '../pacing.ts'
+import { createTurns } from '../pacing.ts'
 import { createRequestRoom } from '../room.ts'
 import type { Env } from './route.ts'
 
@@ -18,11 +18,8 @@ const SMALL_BYTES = 4096
  * How many bytes of bodies are made out in one turn of the event loop, of small ones and of larger ones: 256 KiB of numbers take ten
  * milliseconds, and a tenant can let hundreds of bodies end at once.
  */
-const smallPerTurn = limitPerTurn(32 * SMALL_BYTES)
-const largePerTurn = limitPerTurn(128 * 1024)
-
-const itsTurn = ({ length }: Uint8Array) =>
-  new Promise<void>((go) => (length > SMALL_BYTES ? largePerTurn : smallPerTurn)(go, Math.max(1, length)))
+const smallTurn = createTurns(32 * SMALL_BYTES)
+const largeTurn = createTurns(128 * 1024)
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
@@ -39,7 +36,7 @@ export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promis
   if (encoding && encoding.toLowerCase() !== 'identity')
     throw invalid('content-encoding', 'compressed bodies are not accepted')
   const bytes = await readBytes(c, maxPayloadBytes)
-  await itsTurn(bytes)
+  await (bytes.length > SMALL_BYTES ? largeTurn : smallTurn)(Math.max(1, bytes.length))
   let text: string
   try {
     text = utf8.decode(bytes)
