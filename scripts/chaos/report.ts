@@ -1,35 +1,14 @@
 import type { Outcome } from './experiment.ts'
 
-const HEAD = [
-  '',
-  'seed',
-  'published',
-  'received',
-  'lost',
-  'unexpected',
-  'duplicated',
-  'at most',
-  'recovered',
-  's',
-  'pass',
-]
+const COUNTS = ['published', 'received', 'lost', 'unexpected', 'duplicated', 'bound', 'recovered'] as const
+const HEAD = ['', 'seed', ...COUNTS, 's', 'pass']
 
 /** The table of all runs: the oracle's columns, then what is the experiment's own, then what is wrong. */
 export function printReport(outcomes: Outcome[]): void {
   const rows = outcomes.map(({ id, seed, judgement: judged, seconds, pass }) => [
     id,
     String(seed),
-    ...(judged
-      ? [
-          judged.published,
-          judged.received,
-          judged.lost,
-          judged.unexpected,
-          judged.duplicated,
-          judged.bound,
-          judged.recovered,
-        ].map(String)
-      : Array(7).fill('-')),
+    ...COUNTS.map((count) => String(judged?.[count] ?? '-')),
     String(seconds),
     pass ? 'yes' : 'NO',
   ])
