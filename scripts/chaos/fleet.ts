@@ -5,7 +5,7 @@ import { SHIPPED } from '../as-shipped.ts'
 import { peakMemory } from '../bench/usage.ts'
 
 export type Running = Service & {
-  mode: 'api' | 'worker' | 'all'
+  mode: 'api' | 'worker'
   /** Open file descriptors when it was ready. */
   filesAtStart: number
   ended: Exit | null
@@ -31,7 +31,11 @@ export function createFleet(
     peak = Math.max(peak, peakMemory(one.pid) ?? 0)
   }
 
+  const running = (mode?: Running['mode']) =>
+    all.filter((one) => one.ended === null && !told.has(one) && (mode === undefined || one.mode === mode))
+
   return {
+    running,
     /** Starts one more and resolves when it is ready. */
     async start(mode: Running['mode'], more: { env?: Record<string, string>; databaseUrl?: string } = {}) {
       const service = await startService(scope, {
@@ -59,11 +63,8 @@ export function createFleet(
       told.add(one)
       return await one.stop('SIGTERM')
     },
-    running: (mode?: Running['mode']) =>
-      all.filter((one) => one.ended === null && !told.has(one) && (mode === undefined || one.mode === mode)),
     /** Where APIs run. */
-    urls: () =>
-      all.filter((one) => one.mode !== 'worker' && one.ended === null && !told.has(one)).map(({ url }) => url),
+    urls: () => running('api').map(({ url }) => url),
     /** The same as clients know it, who do not hear that one is being stopped. */
     addresses: () => all.filter((one) => one.mode !== 'worker' && one.ended === null).map(({ url }) => url),
     peakMiB: () => {

@@ -62,11 +62,11 @@ export function mostAtOnce(receipts: Receipt[], keptMs: number): number {
 export const triesIn = (world: World, from: number, to: number) =>
   world.published.flatMap(({ tries }) => tries).filter(({ at, ms }) => at + ms >= from && at <= to)
 
-/** In milliseconds, how long all but the slowest hundredth of these took at most. */
-export const triesP99 = (world: World, from: number, to: number) =>
+/** In milliseconds, how long this share of these took at most; without, all but the slowest hundredth. */
+export const triesMs = (world: World, from: number, to: number, share = 0.99) =>
   percentile(
     triesIn(world, from, to).map(({ ms }) => ms),
-    0.99,
+    share,
   )
 
 /** Waits until publishing and delivering go on after a moment; resolves with when each of them did. */

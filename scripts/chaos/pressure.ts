@@ -2,7 +2,7 @@ import { ADMIN_KEY } from '../../test/support/service.ts'
 import { residentMemory } from '../bench/usage.ts'
 import type { Experiment } from './experiment.ts'
 import type { Endpoint } from './ledger.ts'
-import { replyAfter, round, triesP99, watch } from './measure.ts'
+import { replyAfter, round, triesMs, watch } from './measure.ts'
 import { type Publish, sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -42,7 +42,7 @@ const outage: Experiment = {
     await load.stop()
     const left = await waiting(world)
     await world.quiesce(150_000)
-    const [before, during] = [triesP99(world, calm, begun), triesP99(world, begun, ended)]
+    const [before, during] = [triesMs(world, calm, begun), triesMs(world, begun, ended)]
     return {
       figures: {
         outage_s: lasts / 1000,

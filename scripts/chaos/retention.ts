@@ -1,7 +1,7 @@
 import { Fragment } from '../../src/db/statement.ts'
 import { ADMIN_KEY, caller } from '../../test/support/service.ts'
 import type { Experiment } from './experiment.ts'
-import { failed, round, slowest, triesIn, triesP99, watch } from './measure.ts'
+import { failed, round, slowest, triesIn, triesMs, watch } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -45,7 +45,7 @@ const swept: Experiment = {
     const kept = () => world.ledger.at(inactive).length
     await world.call('PATCH', `/v1/endpoints/${inactive.endpointId}`, { body: { is_active: true } })
     await world.quiesce()
-    const [before, during] = [triesP99(world, calm, begun), triesP99(world, begun, ended)]
+    const [before, during] = [triesMs(world, calm, begun), triesMs(world, begun, ended)]
     return {
       figures: {
         rows: KINDS.map((kind) => counted[kind]).join(' + '),

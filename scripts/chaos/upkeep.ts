@@ -3,7 +3,7 @@ import { percentile } from '../bench/helper.ts'
 import { judgeTable, startBacklog, watchJobs } from './drift.ts'
 import type { Experiment } from './experiment.ts'
 import type { Running } from './fleet.ts'
-import { jobTable, latencies, resentAfter, round, slowAtFirst, triesIn } from './measure.ts'
+import { jobTable, latencies, resentAfter, round, slowAtFirst, triesMs } from './measure.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'
 
@@ -35,11 +35,7 @@ const churned: Experiment = {
     await world.quiesce()
     const [first, last] = [latencies(world, begun, begun + window), latencies(world, ended - window, ended)]
     // Publishing shares the machine, and claims nothing.
-    const publishes = (from: number) =>
-      percentile(
-        triesIn(world, from, from + window).map(({ ms }) => ms),
-        0.5,
-      )
+    const publishes = (from: number) => triesMs(world, from, from + window, 0.5)
     const [publishFirst, publishLast] = [publishes(begun), publishes(ended - window)]
     return {
       figures: {
