@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import type { Db, Pool } from '../../src/db/open.ts'
+import { insertEndpoint } from './database.ts'
 
 /** A job of each place, due now; answers with their ids. */
 export async function queueAt(sql: Db, tags: number[]): Promise<string[]> {
@@ -15,10 +16,7 @@ export const claim = async (sql: Db, { retries = false, thorough = false } = {})
 
 /** An endpoint whose breaker is open, with so many deliveries; `held` says which of them are held, oldest first. */
 export async function startFailing(sql: Pool, held: boolean[]) {
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
-  const endpoint = randomUUID()
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret) values ('acme', ${endpoint}, 'http://x', array['*'], '')`
+  const endpoint = await insertEndpoint(sql)
   const ids: string[] = []
   for (const isHeld of held) {
     const [row] = await sql<{ id: string }[]>`
