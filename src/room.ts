@@ -2,9 +2,11 @@ import { AppError } from './errors.ts'
 
 export type Room = {
   /**
-   * Runs `work` once there is room for its `amount`, first come, first served. Throws `refusal()` if too many wait already or
-   * it has waited too long, and the signal's reason if `signal` aborts while it waits.
+   * Takes `amount` once there is room for it, first come, first served, and resolves with what gives it back. Throws `refusal()` if
+   * too many wait already or it has waited too long, and the signal's reason if `signal` aborts while it waits.
    */
+  enter(tenantId: string, amount: number, signal?: AbortSignal): Promise<() => void>
+  /** Runs `work` in it, from entering to its end. */
   run<Result>(tenantId: string, amount: number, work: () => Promise<Result>, signal?: AbortSignal): Promise<Result>
 }
 
@@ -42,6 +44,7 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
     const left = (takenBy.get(tenantId) ?? 0) - amount
     if (left > 0) takenBy.set(tenantId, left)
     else takenBy.delete(tenantId)
+    admit()
   }
 
   /** Admits those there is room for, in order. Nobody overtakes another of the same tenant, or one that waits only for room. */
@@ -89,16 +92,21 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
     })
   }
 
+  async function enter(tenantId: string, amount: number, signal?: AbortSignal): Promise<() => void> {
+    signal?.throwIfAborted()
+    if (waiting.length === 0 && !isFull(amount) && hasShare(tenantId, amount)) take(tenantId, amount)
+    else await waitFor(tenantId, amount, signal)
+    return () => giveBack(tenantId, amount)
+  }
+
   return {
+    enter,
     async run(tenantId, amount, work, signal) {
-      signal?.throwIfAborted()
-      if (waiting.length === 0 && !isFull(amount) && hasShare(tenantId, amount)) take(tenantId, amount)
-      else await waitFor(tenantId, amount, signal)
+      const leave = await enter(tenantId, amount, signal)
       try {
         return await work()
       } finally {
-        giveBack(tenantId, amount)
-        admit()
+        leave()
       }
     },
   }

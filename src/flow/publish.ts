@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
 import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { textList } from '../db/statement.ts'
@@ -157,18 +156,20 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     if (event === null || event.type !== row.original_type) return false
     // The largest count as half of the room, so that two tenants can compare one each.
     const bytes = Math.min(event.payload.length + (row.original_bytes ?? 0), COMPARED_BYTES / 2)
-    return await new Promise((resolve, reject) => {
-      const compare = async () => {
-        const [original] = await pool<{ payload: string }[]>`
-          select payload from waybill.events where tenant_id = ${tenantId} and event_id = ${row.event_id}`
-        if (!original) return resolve(null)
-        await heavyTurn()
-        const began = performance.now()
-        resolve(isSameJson(event.payload, original.payload))
-        await sleep(REST * (performance.now() - began))
-      }
-      room.run(tenantId, bytes, compare).catch(reject)
-    })
+    const leave = await room.enter(tenantId, bytes)
+    let restMs = 0
+    try {
+      const [original] = await pool<{ payload: string }[]>`
+        select payload from waybill.events where tenant_id = ${tenantId} and event_id = ${row.event_id}`
+      if (!original) return null
+      await heavyTurn()
+      const began = performance.now()
+      const isSame = isSameJson(event.payload, original.payload)
+      restMs = REST * (performance.now() - began)
+      return isSame
+    } finally {
+      setTimeout(leave, restMs)
+    }
   }
 
   /** Null when the request has to be submitted again. */

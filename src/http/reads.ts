@@ -33,36 +33,26 @@ export function createReads(pool: Pool): Reads {
   const turns = createRequestRoom(pool.max)
   const unread = createRequestRoom(UNREAD_BYTES, { maxWaitMs: UNREAD_WAIT_MS })
 
-  const takeRoom = (c: Context<Env>, tenantId: string, bytes: number) =>
-    new Promise<void>((enter, refuse) => {
-      const keep = () => {
-        enter()
-        return untilGone(c.env)
-      }
-      unread.run(tenantId, bytes, keep).catch(refuse)
-    })
-
   return (c, tenantId, read) =>
     turns.run(tenantId, 1, async () => {
       const found = await read(pool)
       // As text it would be copied once more for the socket.
       const body = typeof found === 'string' ? Buffer.from(found) : await jsonBytes(found)
-      if (body.length > SMALL_BYTES) await takeRoom(c, tenantId, body.length)
+      if (body.length > SMALL_BYTES) onceGone(c.env, await unread.enter(tenantId, body.length))
       return c.body(body, 200, { 'content-type': 'application/json' })
     })
 }
 
 /**
- * Resolves when an answer has been read, or lost with its connection. The connection is watched too: if a CONNECT came behind
+ * Calls `leave` when an answer has been read, or lost with its connection. The connection is watched too: if a CONNECT came behind
  * the request, Node does not report answers that were still queued.
  */
-const untilGone = ({ incoming: { socket }, outgoing }: HttpBindings): Promise<void> =>
-  new Promise((resolve) => {
-    const gone = () => {
-      outgoing.off('close', gone)
-      socket.off('close', gone)
-      resolve()
-    }
-    if (outgoing.closed || socket.closed) resolve()
-    else for (const end of [outgoing, socket]) end.once('close', gone)
-  })
+function onceGone({ incoming: { socket }, outgoing }: HttpBindings, leave: () => void): void {
+  const gone = () => {
+    outgoing.off('close', gone)
+    socket.off('close', gone)
+    leave()
+  }
+  if (outgoing.closed || socket.closed) leave()
+  else for (const end of [outgoing, socket]) end.once('close', gone)
+}
