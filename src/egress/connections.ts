@@ -1,6 +1,7 @@
 import type { Socket } from 'node:net'
 import { Client } from 'undici'
 import { Line, type Place } from '../line.ts'
+import { createWatch } from '../watch.ts'
 import { createConnector, type OpenTcp } from './connect.ts'
 import { ConnectError, failure } from './failure.ts'
 import { readInPieces } from './pieces.ts'
@@ -68,23 +69,8 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
   const idle = new Line<Connection>()
   const all = new Line<Connection>()
   const startTls = createTls()
-  /** For each open socket, what ends it if it has brought in too much. */
-  const looks = new Line<() => void>()
-  let looking: NodeJS.Timeout | undefined
+  const watch = createWatch(LOOK_MS)
   let closed = false
-
-  function watch(socket: Socket, look: () => void): void {
-    looking ??= setInterval(() => {
-      for (const look of [...looks]) look()
-    }, LOOK_MS)
-    const place = looks.join(look)
-    socket.once('close', () => {
-      looks.leave(place)
-      if (looks.size > 0) return
-      clearInterval(looking)
-      looking = undefined
-    })
-  }
 
   function open(origin: string): Connection {
     const [oldest] = idle
@@ -113,7 +99,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
           look = () => {
             if (tcp.bytesRead > mostRead) end(new ConnectError(failure('response_too_large')))
           }
-          watch(tcp, look)
+          tcp.once('close', watch(look))
         },
         onConnected(socket) {
           fresh = true

@@ -1,22 +1,10 @@
-import { Line } from '../line.ts'
+import { createWatch } from '../watch.ts'
 
 /** How long a request may wait for the database in all. Clients are promised an answer in 5 s, whatever the database does. */
 const DEADLINE_MS = 4000
-/** How often deadlines are checked: a timer for each step of a request would cost as much as routing it. */
 const LOOK_MS = 100
 
-type Step = { until: number; giveUp: () => void }
-
-const steps = new Line<Step>()
-let looking: NodeJS.Timeout | undefined
-
-function look(): void {
-  const now = performance.now()
-  for (const step of [...steps]) if (now >= step.until) step.giveUp()
-  if (steps.size > 0) return
-  clearInterval(looking)
-  looking = undefined
-}
+const watch = createWatch(LOOK_MS)
 
 /**
  * Starts a request's time: returns a function that runs one step of it, and rejects when all steps together have taken too long.
@@ -27,28 +15,17 @@ export function startDeadline(): <T>(step: () => Promise<T>) => Promise<T> {
   return (step) =>
     new Promise((resolve, reject) => {
       const began = performance.now()
+      const until = began + leftMs
       const running = step()
+      const leave = watch(() => {
+        if (performance.now() < until) return
+        end()
+        reject(new Error('the database has not answered in time'))
+      })
       const end = () => {
-        steps.leave(place)
+        leave()
         leftMs -= performance.now() - began
       }
-      const place = steps.join({
-        until: began + leftMs,
-        giveUp: () => {
-          end()
-          reject(new Error('the database has not answered in time'))
-        },
-      })
-      looking ??= setInterval(look, LOOK_MS)
-      running.then(
-        (value) => {
-          end()
-          resolve(value)
-        },
-        (error) => {
-          end()
-          reject(error)
-        },
-      )
+      running.finally(end).then(resolve, reject)
     })
 }
