@@ -28,7 +28,7 @@ const TOO_DEAR = {
   errorMessage: 'TLS handshakes with this receiver failed and took too long; there is a pause of ten minutes',
 } as const
 
-/** What TLS is to read from and write to; and who began the handshake says when it is over, and how it went. */
+/** What TLS is to read from and write to; and who began the handshake says, once, when it is over, and how it went. */
 type Handshake = { stream: Duplex; over: (succeeded: boolean) => void }
 
 /** Begins TLS handshakes such that no receiver can stop this process with what it shows. `receiver` is a name and a port. */
@@ -45,15 +45,11 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
   }
 
   function trust(tcp: Socket, receiver: string): Handshake {
-    let isOver = false
     unwatched++
     const over = (succeeded: boolean) => {
-      if (isOver) return
-      isOver = true
       unwatched--
       judge(receiver, succeeded)
     }
-    tcp.once('close', () => over(false))
     return { stream: tcp, over }
   }
 
