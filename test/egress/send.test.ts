@@ -1,10 +1,13 @@
 import assert from 'node:assert/strict'
-import { spawn } from 'node:child_process'
+import { spawn, spawnSync } from 'node:child_process'
 import { constants } from 'node:crypto'
 import { once } from 'node:events'
+import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { createServer as createHttpServer } from 'node:http'
 import { createServer as createHttpsServer } from 'node:https'
 import { connect, Socket } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import {
@@ -818,6 +821,54 @@ for (const maxVersion of ['TLSv1.2', 'TLSv1.3'] as const)
     }
     assert.deepEqual(resumed, [false, true, true, false, true])
   })
+
+/** Unlike Node, it brings tickets with every handshake, and as many as it is told to. It answers each request. `handshakes`: which resumed a session. */
+async function startOpenssl(t: TestContext, ...options: string[]) {
+  const files = await mkdtemp(join(tmpdir(), 'waybill-test-'))
+  t.after(() => rm(files, { recursive: true }))
+  const [cert, key] = [join(files, 'cert'), join(files, 'key')] as const
+  await Promise.all([writeFile(cert, TRUSTED), writeFile(key, KEY)])
+  const server = spawn('openssl', ['s_server', '-accept', '127.0.0.1:0', '-cert', cert, '-key', key, ...options])
+  t.after(() => server.kill())
+  let said = ''
+  server.stdout.setEncoding('latin1').on('data', (text: string) => {
+    said += text
+    if (text.includes(BODY)) server.stdin.write('HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n')
+  })
+  const port = () => /^ACCEPT .*:(\d+)$/m.exec(said)?.[1]
+  await waitFor(() => port() !== undefined)
+  return {
+    url: `https://127.0.0.1:${port()}/`,
+    handshakes: () =>
+      said
+        .split(/^CIPHER is/m)
+        .slice(1)
+        .map((one) => /^Reused session/m.test(one)),
+  }
+}
+
+const openssl = { skip: spawnSync('openssl', ['version']).status === 0 ? false : 'needs openssl' }
+
+test(
+  'sessions that a receiver gives with resumed ones do not put off when it has to show its certificate',
+  openssl,
+  async (t) => {
+    const { url, handshakes } = await startOpenssl(t)
+    const now = performance.now.bind(performance)
+    let minutes = 0
+    t.mock.method(performance, 'now', () => now() + minutes * 60_000)
+    const { post } = startSender(t)
+    for (minutes of [0, 59, 61]) assert.equal((await post(url)).error, null)
+    await waitFor(() => handshakes().length === 3)
+    assert.deepEqual(handshakes(), [false, true, false])
+  },
+)
+
+test('a receiver brings a few session tickets, not hundreds', openssl, async (t) => {
+  const { post } = startSender(t)
+  assert.equal((await post((await startOpenssl(t, '-num_tickets', '4')).url)).error, null)
+  assertFailed(await post((await startOpenssl(t, '-num_tickets', '200')).url), 'protocol_error')
+})
 
 test('the sessions of many receivers take no more memory than they are long', async (t) => {
   const dns = await startDns((_name, type) => ({ addresses: type === 'A' ? ['127.0.0.1'] : [] }))
