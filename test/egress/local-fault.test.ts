@@ -43,6 +43,24 @@ test('that this process cannot open a connection is not held against the receive
   assert.equal(receiver.receipts.length, 3)
 })
 
+test('what the system says of a receiver that cannot be reached is not taken for an answer', () => {
+  const errorOf = (code: string) => classify(Object.assign(new Error(), { code })).error
+  const unreachable = [
+    'ENETUNREACH',
+    'EHOSTUNREACH',
+    'EHOSTDOWN',
+    'ENETDOWN',
+    'EADDRNOTAVAIL',
+    'EACCES',
+    'EPERM',
+    'EINVAL',
+  ]
+  assert.deepEqual(new Set(unreachable.map(errorOf)), new Set(['network_unreachable']))
+  const reset = ['ECONNRESET', 'ECONNABORTED', 'EPIPE', 'UND_ERR_SOCKET']
+  assert.deepEqual(new Set(reset.map(errorOf)), new Set(['connection_reset']))
+  assert.equal(errorOf('ETIMEDOUT'), 'timeout')
+})
+
 test('that there is no local port left is not held against the receiver, but that there is no IPv6 is', () => {
   const without = (address: string) => Object.assign(new Error('no address'), { code: 'EADDRNOTAVAIL', address })
   const judge = (error: unknown) => connectError(error, classify) instanceof LocalFault
