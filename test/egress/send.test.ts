@@ -21,7 +21,7 @@ import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
 import { gzipSync } from 'node:zlib'
 import { parseRange } from '../../src/egress/address.ts'
-import { LocalFault } from '../../src/egress/failure.ts'
+import { type AttemptError, LocalFault } from '../../src/egress/failure.ts'
 import { createSender, type Outcome, type SendRequest } from '../../src/egress/send.ts'
 import { AUTHORITY, EXPIRED, KEY, OTHER_HOST, SELF_SIGNED, TRUSTED } from '../support/certificates.ts'
 import { startDns } from '../support/dns.ts'
@@ -612,18 +612,34 @@ test('a request that the receiver had in hand for a second is not sent again', a
 })
 
 test('a request that the receiver has begun to answer is not sent again', async (t) => {
-  let requests = 0
-  const receiver = await startTcp(t, (socket) =>
-    onRequest(socket, () => {
-      requests += 1
-      if (requests === 1) socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
-      else socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n', () => socket.resetAndDestroy())
-    }),
-  )
+  const answers: [answer: string, error: AttemptError][] = [
+    ['HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n', 'connection_reset'],
+    ['HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nno chunk\r\n', 'protocol_error'],
+  ]
+  for (const [answer, error] of answers) {
+    let requests = 0
+    const receiver = await startTcp(t, (socket) =>
+      onRequest(socket, () => {
+        requests += 1
+        if (requests === 1) socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
+        else socket.write(answer, () => error === 'connection_reset' && socket.resetAndDestroy())
+      }),
+    )
+    const { post } = startSender(t)
+    assert.equal((await post(receiver.url)).error, null)
+    assertFailed(await post(receiver.url), error)
+    assert.equal(requests, 2)
+  }
+})
+
+test('an attempt that is over leaves no timer', async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
   const { post } = startSender(t)
-  assert.equal((await post(receiver.url)).error, null)
-  assertFailed(await post(receiver.url), 'connection_reset')
-  assert.equal(requests, 2)
+  const timers = () => process.getActiveResourcesInfo().filter((kind) => kind === 'Timeout').length
+  await post(receiver.url)
+  const before = timers()
+  for (let nth = 0; nth < 10; nth++) await post(receiver.url)
+  assert.ok(timers() <= before + 1, `${timers()} after ${before}`)
 })
 
 test('a receiver that closes idle connections at any moment causes no failed attempt', async (t) => {
