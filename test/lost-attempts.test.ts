@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createClaim } from '../src/flow/claim.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, waitingForLocks } from './support/database.ts'
 import { assertBooks, settled } from './support/deliveries.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
@@ -85,4 +85,27 @@ test('a delivery that is held between losses of its worker is known for what it 
     await assertBooks(sql)
   }
   assert.deepEqual(counted, [1, 2, 3, 4])
+})
+
+test('deliveries are held, one after a lost attempt, while another of them is replayed', async (t) => {
+  const { sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  for (let nth = 0; nth < 2; nth++) await tenant.publish()
+  const { send } = await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 10 })
+  const [lost, other] = send.map(({ deliveryId }) => deliveryId)
+  await sql`update pgboss.job set retry_count = 1 where id = ${lost!}`
+  let holding: Promise<unknown> | undefined
+  // What a replay does: it locks the delivery, then the endpoint's counters.
+  await newSession().begin(async (replay) => {
+    // The other one is to give way.
+    await replay`set local deadlock_timeout = '1h'`
+    await replay`select from waybill.deliveries where delivery_id = ${other!} for update`
+    holding = sql`
+      select waybill.hold_claims(array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array[null, null]::uuid[],
+        array_agg(case when delivery_id = ${lost!} then 1 else 0 end), true) from waybill.deliveries`
+    await waitFor(() => waitingForLocks(newSession(), '%hold_claims%'), { what: 'the holding to wait' })
+    await replay`update waybill.endpoint_stats set held = held`
+  })
+  await holding
+  await assertBooks(sql)
 })
