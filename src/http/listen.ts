@@ -90,9 +90,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     },
   })
   const onRequest = (request: IncomingMessage, response: Answer) => {
-    // Undefined if an earlier request in the same packet has had it cut off.
-    const connection = connections.get(request.socket)
-    if (connection === undefined) return
+    const connection = connections.get(request.socket) as Connection
     connection.last = request
     // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds, and one that is closed
     // without a word takes the next request with it, which its sender may not repeat.
@@ -115,8 +113,6 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
       })
     const isTooMuch = connection.unanswered.push(begin) > MAX_PIPELINED || (isBehind && ahead > MAX_AHEAD)
     if (isTooMuch || (lacksHost && isBehind)) {
-      weigh(connection, -connection.ahead)
-      connections.delete(request.socket)
       cutOff(request.socket)
       return
     }
@@ -159,8 +155,6 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     connections.set(socket, connection)
     taken++
     lingerForRequest(socket, () => connection.last)
-    // Each of many requests on one connection may listen for its end (http/reads.ts).
-    socket.setMaxListeners(0)
     const unread = cutUnread(socket)
     socket.once('close', () => {
       clearInterval(unread)

@@ -42,6 +42,14 @@ test('a request that is answered before it has arrived gets no second answer whe
   assert.equal(text.match(/HTTP\/1\.1/g)?.length, 1, text)
 })
 
+test('a request that breaks off after the one before was answered is refused', async () => {
+  const text = await everything(
+    `GET /health HTTP/1.1\r\n${HEAD}\r\n${CHUNKED.replace(HEAD, `${HEAD}Authorization: Bearer ${tenant.key}\r\n`)}1\r\na\r\n`,
+    'zz\r\n',
+  )
+  assert.deepEqual(text.match(/HTTP\/1\.1 \d+/g), ['HTTP/1.1 200', 'HTTP/1.1 400'])
+})
+
 test('a refused HEAD has no body', async () => {
   const chunked = `HEAD /health HTTP/1.1\r\n${HEAD}Transfer-Encoding: chunked\r\n\r\nzz\r\n`
   for (const request of ['HEAD /health HTTP/1.1\r\n\r\n', chunked]) {
