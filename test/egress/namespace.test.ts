@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { execFile, spawnSync } from 'node:child_process'
-import { before, describe, it } from 'node:test'
+import { before, describe, it, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 
@@ -52,4 +52,30 @@ describe('on a network where every blocked address answers', { skip }, () => {
     assert.ok(report.publicConnections >= delivered)
     assert.equal(report.blockedConnections, 0)
   })
+})
+
+test('whichever way the system says that an address cannot be reached, the attempt says so', { skip }, async () => {
+  const kinds = ['unreachable', 'blackhole', 'prohibit', 'throw']
+  const sending = `
+    import { createSender } from '${new URL('../../src/egress/send.ts', import.meta.url)}'
+    const { send } = createSender({ allow: [], timeoutMs: 5000 })
+    const post = (_, n) => send({ url: 'http://8.8.' + n + '.1/', headers: {}, body: '{}' })
+    console.log(JSON.stringify((await Promise.all(Array.from({ length: ${kinds.length} }, post))).map(({ error }) => error)))
+    process.exit()`
+  const routes = kinds.map((kind, n) => `ip route add ${kind} 8.8.${n}.0/24 && `).join('')
+  const run = [
+    'sh',
+    '-c',
+    `ip link set lo up && ${routes} exec "$@"`,
+    'sh',
+    process.execPath,
+    '--input-type=module',
+    '-e',
+    sending,
+  ]
+  const { stdout } = await promisify(execFile)('unshare', [...(unshare ?? []), ...run])
+  assert.deepEqual(
+    JSON.parse(stdout),
+    kinds.map(() => 'network_unreachable'),
+  )
 })
