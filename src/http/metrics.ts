@@ -67,8 +67,9 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
       const attempts = await sql<Attempts[]>`
         select abs(status_code) as status_code, sum(attempts)::float8 as attempts, sum(retries)::float8 as retries
         from waybill.attempt_counts where tenant_id = ${tenantId} group by 1 order by 1`
-      const [endpoints] = await sql<{ total: number; active: number }[]>`
-        select count(*)::int as total, count(*) filter (where is_active)::int as active from waybill.endpoints where tenant_id = ${tenantId}`
+      const [endpoints] = await sql`
+        select count(*)::int as total, count(*) filter (where is_active)::int as active, count(*) filter (where not is_active)::int as inactive
+        from waybill.endpoints where tenant_id = ${tenantId}`
       // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or it is ordered and an
       // earlier delivery waits for its retry.
       const [oldest] = await sql<{ seconds: number }[]>`
@@ -88,8 +89,6 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
           order by delivery_id limit 1) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
         where e.tenant_id = ${tenantId}`
       const { held, ...byStatus } = deliveries as Deliveries
-      const total = endpoints?.total ?? 0
-      const active = endpoints?.active ?? 0
       return {
         ok: true,
         deliveries_by_status: byStatus,
@@ -99,7 +98,7 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
         held_count: held,
         dead_letter_count: byStatus.dead_lettered,
         retry_count: attempts.reduce((sum, row) => sum + row.retries, 0),
-        endpoint_counts: { total, active, inactive: total - active },
+        endpoint_counts: endpoints,
         queue_age_seconds: Math.round((oldest?.seconds ?? 0) * 1000) / 1000,
       }
     })

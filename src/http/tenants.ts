@@ -101,15 +101,6 @@ const createApiKey = createRoute({
   },
 })
 
-type TenantRow = {
-  tenant_id: string
-  tenant_slug: string
-  limits: TenantLimits
-  created: boolean
-  created_at: Date
-  updated_at: Date
-}
-
 /** The operator's routes for tenants and their keys. */
 export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: Auth }): void {
   mount.admin(putTenant, async (c, { body }) => {
@@ -117,7 +108,7 @@ export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: A
     const [tenant] = await transact(pool, async (sql) => {
       // One at a time: two that exchange their slugs would wait for each other.
       await sql`select pg_advisory_xact_lock(hashtext('waybill.tenants'))`
-      return await sql<TenantRow[]>`
+      return await sql`
         with put as (
           insert into waybill.tenants as t (tenant_id, tenant_slug, limits)
           values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}::jsonb, '{}'))
@@ -125,35 +116,23 @@ export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: A
             tenant_slug = excluded.tenant_slug, limits = coalesce(${limits}::jsonb, t.limits), updated_at = clock_timestamp()
           returning *, xmax = 0 as created
         )
-        select put.*, pg_notify('waybill_tenants', '') from put`
+        select tenant_id, tenant_slug, limits, created, created_at, updated_at from put, pg_notify('waybill_tenants', '')`
     }).catch((error: unknown) => {
       throw isDuplicate(error, 'tenants_tenant_slug_key') ? new AppError('slug_taken') : error
     })
     // Other processes are notified; this one forgets at once.
     auth.forget()
-    const { tenant_id, tenant_slug, limits: now, created, created_at, updated_at } = tenant as TenantRow
-    return c.json({ ok: true, tenant_id, tenant_slug, limits: now, created, created_at, updated_at }, 200)
+    return c.json({ ok: true, ...tenant }, 200)
   })
 
   mount.admin(createApiKey, async (c, { body }) => {
     const apiKey = makeApiKey()
-    const [row] = await pool<{ api_key_id: string }[]>`
+    const [row] = await pool<{ api_key_id: string; tenant_id: string; name: string }[]>`
       insert into waybill.api_keys (tenant_id, api_key_id, name, key_hash)
       select tenant_id, waybill.make_id(clock_timestamp()), ${body.name}, ${hashApiKey(apiKey)}
       from waybill.tenants where tenant_id = ${body.tenant_id}
-      returning api_key_id`
+      returning api_key_id, tenant_id, name`
     if (row === undefined) throw new AppError('tenant_not_found')
-    const { api_key_id } = row
-    return c.json(
-      {
-        ok: true,
-        api_key_id,
-        tenant_id: body.tenant_id,
-        name: body.name,
-        api_key: apiKey,
-        created_at: madeAt(api_key_id),
-      },
-      201,
-    )
+    return c.json({ ok: true, ...row, api_key: apiKey, created_at: madeAt(row.api_key_id) }, 201)
   })
 }
