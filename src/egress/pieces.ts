@@ -6,9 +6,20 @@ import type { Socket } from 'node:net'
  */
 const PIECE_BYTES = 1024
 
-/** Lets undici read from a socket in pieces, and no more once that is destroyed: Node would go on with what it has. */
+/** Up to the last digit of the status. */
+const CONTINUE = /^HTTP\/1\.[01] 100\b/
+const LAST_DIGIT = 11
+
+/**
+ * Lets undici read from a socket in pieces, and no more once that is destroyed: Node would go on with what it has. Some receivers send
+ * `100 Continue` unasked before their answer, as any 1xx may come (RFC 9110, 15.2). undici fails at this one alone, and gets it as a 102.
+ */
 export function readInPieces(socket: Socket): void {
   const { read } = socket
-  socket.read = (size = socket.readableLength > PIECE_BYTES ? PIECE_BYTES : undefined) =>
-    socket.destroyed ? null : read.call(socket, size)
+  socket.read = (size = socket.readableLength > PIECE_BYTES ? PIECE_BYTES : undefined) => {
+    if (socket.destroyed) return null
+    const piece: Buffer | null = read.call(socket, size)
+    if (piece && CONTINUE.test(piece.toString('latin1', 0, LAST_DIGIT + 2))) piece.write('2', LAST_DIGIT)
+    return piece
+  }
 }

@@ -271,6 +271,22 @@ test('an answer after 1xx answers is taken', async (t) => {
   assert.deepEqual([outcome.statusCode, outcome.error, outcome.responseBody], [200, null, 'ok'])
 })
 
+test('a 100 that nobody asked for is not taken for the answer, which comes after it', async (t) => {
+  for (const [before, body] of [
+    ['HTTP/1.1 100 Continue\r\n\r\n', 'ok'],
+    ['HTTP/1.1 100\r\nserver: x\r\n\r\n', 'ok'],
+    ['', 'HTTP/1.1 100 Continue'],
+  ]) {
+    const receiver = await startRaw(t, `${before}HTTP/1.1 200 OK\r\ncontent-length: ${body?.length}\r\n\r\n${body}`)
+    const { post } = startSender(t)
+    for (let count = 0; count < 2; count += 1) {
+      const outcome = await post(receiver.url)
+      assert.deepEqual([outcome.statusCode, outcome.error, outcome.responseBody], [200, null, body])
+    }
+    assert.equal(receiver.sockets.length, 1)
+  }
+})
+
 // Large bodies.
 
 test('an endless body is read to 16 KiB, counted by its status, and its socket closed at once', async (t) => {
@@ -374,7 +390,7 @@ test('answers that break the protocol are failed attempts', async (t) => {
     'a bad chunk': `${ok}transfer-encoding: chunked\r\n\r\nxyz\r\n`,
     'a NUL in a header': `${ok}x: a\0b\r\ncontent-length: 0\r\n\r\n`,
     'a switch of protocols': 'HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n',
-    'an unasked 100': 'HTTP/1.1 100 Continue\r\n\r\n',
+    'two unasked 100 at once': 'HTTP/1.1 100 Continue\r\n\r\n'.repeat(2),
     'HTTP/2': 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n',
     'TLS bytes': Buffer.from([0x15, 3, 1, 0, 2, 2, 0x46]),
   })) {
@@ -384,7 +400,7 @@ test('answers that break the protocol are failed attempts', async (t) => {
     assertFailed(outcome, 'protocol_error')
     const said: Record<string, RegExp> = {
       'a switch of protocols': /another protocol/,
-      'an unasked 100': /100 Continue/,
+      'two unasked 100 at once': /100 Continue/,
     }
     assert.match(outcome.errorMessage ?? '', said[what] ?? /not valid HTTP/, what)
   }
