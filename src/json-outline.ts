@@ -15,6 +15,10 @@ const SPACE = /[ \t\n\r]*/y
 const ESCAPE = /\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})/y
 const SCALAR = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null/y
 
+/** In quotes; what nobody would see between them, such as a byte order mark or a no-break space, by its number. */
+const quoted = (character: string) =>
+  JSON.stringify(character).replace(/[\s\p{Cf}]/u, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`)
+
 /**
  * A JSON text (RFC 8259) without what is inside the values of its outermost object or list: of `{"a":{"b":1}}`, `{"a":{}}` is left.
  * Throws `NotJson` where JSON.parse would throw, and `TooDeep` beyond MAX_DEPTH. It makes nothing of what it reads, so it takes
@@ -29,7 +33,7 @@ export function outline(text: string): string {
   let at = 0
 
   function fail(): never {
-    const found = at < text.length ? `Unexpected ${JSON.stringify(text.charAt(at))}` : 'Unexpected end of JSON input'
+    const found = at < text.length ? `Unexpected ${quoted(text.charAt(at))}` : 'Unexpected end of JSON input'
     throw new NotJson(`${found} at position ${at}`)
   }
 

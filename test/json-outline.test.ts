@@ -33,6 +33,18 @@ test('brackets in strings are text, also behind escaped quotes', () => {
   outline(JSON.stringify({ a: '['.repeat(100), b: `\\"${'{'.repeat(100)}` }))
 })
 
+test('what is wrong is named so that it can be seen', () => {
+  for (const [text, message] of [
+    ['\ufeff{}', 'Unexpected "\\ufeff" at position 0'],
+    ['{\u00a0"a":1}', 'Unexpected "\\u00a0" at position 1'],
+    ['{\u200b}', 'Unexpected "\\u200b" at position 1'],
+    ['{“a”:1}', 'Unexpected "“" at position 1'],
+    ['{"a":1,}', 'Unexpected "}" at position 7'],
+  ] as const) {
+    assert.throws(() => outline(text), { message })
+  }
+})
+
 /** Fails unless `outline` says of a text what JSON.parse does. */
 function assertAgreement(text: string): void {
   let value: unknown
