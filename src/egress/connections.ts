@@ -61,8 +61,8 @@ export interface Connections {
 /**
  * Keeps connections for reuse. Not undici's Agent: its pool queues a request behind others of the same origin, where it
  * would use up its deadline unsent, and cannot end a connection attempt. Here an attempt owns its connection, so
- * the attempts in flight, which the caller bounds, are also the bound on busy connections. Unused ones make room for new ones
- * beyond `most` in all.
+ * the attempts in flight, which the caller bounds, are also the bound on busy connections. No unused ones are kept beyond
+ * `most` in all.
  */
 export function createConnections(openTcp: OpenTcp, most: number): Connections {
   const idleByOrigin = new Map<string, Connection[]>()
@@ -160,7 +160,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
     if (sameOrigin) sameOrigin.push(connection)
     else idleByOrigin.set(connection.origin, [connection])
     const [oldest] = idle
-    if (idle.size > MAX_IDLE_CONNECTIONS) oldest?.cancel()
+    if (idle.size > MAX_IDLE_CONNECTIONS || all.size > most) oldest?.cancel()
   }
 
   function forget(connection: Connection): void {
