@@ -172,8 +172,10 @@ export function createSender({
               settle(false, failure('protocol_error'))
               return
             }
-            // Some say this to a connection that is idle for too long, and it crosses with the request (RFC 9110, 15.5.9).
-            if (status === 408 && isEarly()) {
+            // Some say this, and that they close it, to a connection that is idle for too long, and it crosses with the request
+            // (RFC 9110, 15.5.9).
+            const isClosing = () => /close/i.test(String(responseHeaders.connection))
+            if (status === 408 && announcements === 0 && isEarly() && isClosing()) {
               controller.abort(IDLE_ANSWER)
               return
             }
@@ -201,7 +203,7 @@ export function createSender({
             const isUnsent = using.isKept && writtenMs === null && !(error instanceof ConnectError)
             const isClosed = problem.error === 'connection_reset' && !answered
             const isLeftover = problem.error === 'protocol_error' && statusCode === null
-            const isRace = isEarly() && (isClosed || isLeftover)
+            const isRace = error === IDLE_ANSWER || (isEarly() && (isClosed || isLeftover))
             if (mayRetry && (isUnsent || isRace)) {
               // Once, on a new connection. If the receiver did get the first request, it gets the same event again under
               // the same ids, as it must expect of at-least-once delivery.

@@ -722,25 +722,52 @@ test('what is left of the last answer on a kept connection is not taken for an a
 test('a 408 for a kept connection that was idle is not taken for an answer to the next request; one for a request is', async (t) => {
   let requests = 0
   let laterMs = 0
+  let before = ''
+  let connection = 'close'
   const receiver = await startTcp(t, (socket) => {
     let answered = false
     onRequest(socket, () => {
       requests += 1
-      const late = 'HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n'
-      if (answered) setTimeout(() => socket.end(late), laterMs)
+      const late = `${before}HTTP/1.1 408 Request Timeout\r\nconnection: ${connection}\r\ncontent-length: 0\r\n\r\n`
+      if (answered) setTimeout(() => socket.write(late), laterMs)
       else if (requests === 5) socket.end(late)
       else socket.write('HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
       answered = true
     })
   })
   const { post } = startSender(t, { timeoutMs: 3000 })
-  assert.equal((await post(receiver.url)).statusCode, 200)
-  assert.equal((await post(receiver.url)).statusCode, 200)
+  const statusOf = async () => (await post(receiver.url)).statusCode
+  assert.equal(await statusOf(), 200)
+  assert.equal(await statusOf(), 200)
   assert.deepEqual([requests, receiver.sockets.length], [3, 2])
   laterMs = 1100
-  assert.equal((await post(receiver.url)).statusCode, 408, 'after it had the request for a second')
-  assert.equal((await post(receiver.url)).statusCode, 408, 'on a new connection')
+  assert.equal(await statusOf(), 408, 'after it had the request for a second')
+  assert.equal(await statusOf(), 408, 'on a new connection')
   assert.equal(requests, 5)
+  laterMs = 0
+  assert.equal(await statusOf(), 200)
+  before = 'HTTP/1.1 102 Processing\r\n\r\n'
+  assert.equal(await statusOf(), 408, 'after it had begun to answer')
+  before = ''
+  assert.equal(await statusOf(), 200)
+  connection = 'keep-alive'
+  assert.equal(await statusOf(), 408, 'on a connection that stays')
+  assert.equal(requests, 9)
+})
+
+test('of many connections no more are kept than others leave files for', async (t) => {
+  let requests = 0
+  // Nobody is answered before all are there.
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, () => {
+      if (++requests < 8) return
+      for (const one of receiver.sockets) one.write('HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+    }),
+  )
+  const { post } = startSender(t, { maxConnections: 2 })
+  const outcomes = await Promise.all(Array.from({ length: 8 }, () => post(receiver.url)))
+  assert.ok(outcomes.every(({ statusCode }) => statusCode === 200))
+  await waitFor(() => receiver.sockets.filter(({ closed }) => !closed).length === 2)
 })
 
 test('connection: close and Keep-Alive hints are respected', async (t) => {
