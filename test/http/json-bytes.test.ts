@@ -27,3 +27,21 @@ test('while large lists are written, the event loop turns for each 128 KiB of th
   assert.ok(bytes > 11 * MIB)
   assert.ok(turns > bytes / (MIB / 8), `${turns} turns for ${bytes} bytes`)
 })
+
+test('of long lists one is written at a time, and shorter ones beside it', async () => {
+  const began: string[] = []
+  const ended: string[] = []
+  const write = async (name: string, count: number) => {
+    const item = {
+      toJSON() {
+        began.push(name)
+        return 'x'.repeat(MIB / 16)
+      },
+    }
+    await jsonBytes(list(Array(count).fill(item)))
+    ended.push(name)
+  }
+  await Promise.all([write('long', 200), write('longer', 300), write('short', 10)])
+  assert.deepEqual(ended, ['short', 'long', 'longer'])
+  assert.equal(began.slice(0, began.lastIndexOf('long')).filter((name) => name === 'longer').length, 16)
+})
