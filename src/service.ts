@@ -11,11 +11,11 @@ import { createAuth } from './http/auth.ts'
 import { HEALTH_PATIENCE_MS } from './http/health.ts'
 import type { ServiceLimits } from './http/limits.ts'
 import { listen } from './http/listen.ts'
-import { mostClients } from './http/most-clients.ts'
 import { createReads } from './http/reads.ts'
 import type { Log } from './log.ts'
 import { startMaintenance } from './maintenance.ts'
 import { migrate, requireMigrated } from './migrate.ts'
+import { connectionsPerSide } from './open-files.ts'
 import { createBoss, type QueueSettings, stopBoss, updateQueues } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
 import type { Closers } from './shutdown.ts'
@@ -111,7 +111,7 @@ export async function startService(options: Options): Promise<{ port: number }> 
     retentionDays: config.RETENTION_DAYS,
   })
   // Before anything is claimed: the port may be taken.
-  const maxClients = mostClients(mode !== 'api')
+  const maxClients = connectionsPerSide(mode === 'api' ? 1 : 2)
   const server = await listen(app, {
     hostname: config.HOST,
     port: config.PORT,
@@ -150,7 +150,7 @@ async function startDelivering(
   const sender = createSender({
     allow: config.EGRESS_ALLOW,
     timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
-    maxConnections: mostClients(true),
+    maxConnections: connectionsPerSide(2),
     ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
   })
   closers.add('sender', sender.close)
