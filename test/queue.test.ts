@@ -228,9 +228,10 @@ test('workers are told at once of whatever has come to the queue, or may be rele
     await tells(() => sql`select from waybill.publish(array['acme'], array['a'], array['{}'], array[null], ${LIMITS})`),
     ['waybill_due:'],
   )
-  assert.deepEqual(await tells(() => sql`select from waybill.publish_one('acme', 'a', '{}', null, ${LIMITS})`), [
-    'waybill_due:',
-  ])
+  assert.deepEqual(
+    await tells(() => sql`select from waybill.publish_plain('acme', array['a'], array['{}'], array[null], ${LIMITS})`),
+    ['waybill_due:'],
+  )
   await inAnHour()
   assert.deepEqual(await tells(replay), ['waybill_due:retry'])
   await inAnHour()

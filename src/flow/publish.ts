@@ -60,6 +60,17 @@ type Row = {
   window_left: number
 }
 
+/** What waybill.publish_plain answers, for all events together. */
+type PlainRow = {
+  event_ids: string[]
+  delivery_ids: string[]
+  items: number[]
+  rate_limit: number
+  rate_count: number
+  window_start: Date
+  window_left: number
+}
+
 /** One round finds an idempotency key whose event retention has removed, the next publishes; one more in case retention runs meanwhile. */
 const MAX_ROUNDS = 3
 
@@ -85,7 +96,7 @@ const REST = 9
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
   /** How many deliveries the last event made, by tenant and type, and by tenant alone for types not seen yet. */
   const fanout = new LRUCache<string, number>({ max: 10_000 })
-  /** Kinds of events that were not plain a moment ago, as their endpoint is paced or out of order: trying it each time costs a fifth more. */
+  /** Kinds of events that were not plain a moment ago, as an endpoint is paced or out of order: trying it each time costs a fifth more. */
   const notPlain = new LRUCache<string, true>({ max: 10_000, ttl: 1000 })
   const settings = JSON.stringify(limits)
   const kindOf = (request: PublishRequest) => `${request.tenantId} ${eventOf(request)?.type}`
@@ -99,7 +110,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
     async run(requests) {
-      const rows = (await publishOne(requests)) ?? (await publishBatch(requests))
+      const rows = (await publishPlain(requests)) ?? (await publishBatch(requests))
       requests.forEach((request, index) => {
         const { outcome, delivery_ids } = rows[index] as Row
         if (outcome !== 'accepted') return
@@ -109,18 +120,37 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     },
   })
 
-  /** Null, and nothing stored, unless it is one event only, and a plain one (waybill.publish_one). */
-  async function publishOne([request, ...others]: PublishRequest[]): Promise<Row[] | null> {
-    const event = request && eventOf(request)
-    if (!event || others.length > 0) return null
-    const kind = kindOf(request)
-    if ((fanout.get(kind) ?? fanout.get(request.tenantId) ?? 1) !== 1 || notPlain.has(kind)) return null
-    const rows = await pool<Row[]>`
-      select 'accepted' as outcome, event_id, delivery_ids, rate_limit, rate_count, window_start, window_left
-      from waybill.publish_one(${request.tenantId}, ${event.type}, ${event.payload}, ${event.idempotencyKey}, ${settings})`
-    if (rows.length > 0) return rows
-    notPlain.set(kind, true)
-    return null
+  /** Null, and nothing stored, unless all are plain events of one tenant (waybill.publish_plain). */
+  async function publishPlain(requests: PublishRequest[]): Promise<Row[] | null> {
+    const tenantId = requests[0]?.tenantId ?? null
+    const events = requests.flatMap((request) => (request.tenantId === tenantId ? (eventOf(request) ?? []) : []))
+    const kinds = new Set(requests.map(kindOf))
+    if (events.length < requests.length || kinds.values().some((kind) => notPlain.has(kind))) return null
+    const [row] = await pool<PlainRow[]>`
+      select event_ids, delivery_ids, items, rate_limit, rate_count, window_start, window_left
+      from waybill.publish_plain(
+        ${tenantId},
+        ${events.map((event) => event.type)}::text[],
+        ${textList(events.map((event) => event.payload))}::text[],
+        ${events.map((event) => event.idempotencyKey)}::text[],
+        ${settings})`
+    if (!row) {
+      for (const kind of kinds) notPlain.set(kind, true)
+      return null
+    }
+    const { event_ids, delivery_ids, items, ...rate } = row
+    const rows = event_ids.map((event_id, index) => ({
+      ...rate,
+      outcome: 'accepted' as const,
+      event_id,
+      delivery_ids: [] as string[],
+      rate_count: rate.rate_limit > 0 ? rate.rate_count - event_ids.length + index + 1 : 0,
+    }))
+    items.forEach((item, index) => {
+      rows[item - 1]?.delivery_ids.push(delivery_ids[index] as string)
+    })
+    for (const { delivery_ids } of rows) delivery_ids.sort()
+    return rows
   }
 
   const publishBatch = (requests: PublishRequest[]) => pool<Row[]>`
