@@ -100,13 +100,10 @@ begin
         tag + match.step * row_number() over (partition by endpoint_id order by i) as tag
       from unnest(ids, types) with ordinality as u (id, event_type, i)
       join unnest(match.types, match.endpoints, match.tags) as m (event_type, endpoint_id, tag) using (event_type)
-    ), placed as (
-      select *, (row_number() over (place order by i, delivery_id) - 1)::int as nth, count(*) over place as there
-      from due window place as (partition by floor(tag))
     ), bundled as materialized (
-      select *, case when nth % 16 > 0 or nth < there - 1 then waybill.bundle_id(
-        lag(delivery_id, nth % 16) over (partition by floor(tag) order by i, delivery_id)) end as bundle
-      from placed
+      select *, case when count(*) over job > 1 then waybill.bundle_id(first_value(delivery_id) over job) end as bundle
+      from (select *, (row_number() over (partition by floor(tag) order by i, delivery_id) - 1) / 16 as nth from due) d
+      window job as (partition by floor(tag), nth order by i, delivery_id rows between unbounded preceding and unbounded following)
     ), delivering as (
       insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at, bundle)
       select tenant, delivery_id, event_id, endpoint_id, event_type, false, moment, moment, bundle from bundled

@@ -265,14 +265,12 @@ begin
       as m (tenant_id, event_type, endpoint_id, held, tag, step)
       using (tenant_id, event_type)
     where out is null
-  ), placed as (
-    -- Deliveries that stand at the same place in the queue share jobs, up to sixteen each.
-    select *, (row_number() over (place order by i, delivery_id) - 1)::int as nth, count(*) over place as there
-    from due window place as (partition by tenant_id, held, floor(tag))
   ), bundled as materialized (
-    select *, case when not held and (nth % 16 > 0 or nth < there - 1) then waybill.bundle_id(
-      lag(delivery_id, nth % 16) over (partition by tenant_id, held, floor(tag) order by i, delivery_id)) end as bundle
-    from placed
+    -- Deliveries that stand at the same place in the queue share jobs, up to sixteen each.
+    select *, case when not held and count(*) over job > 1 then waybill.bundle_id(first_value(delivery_id) over job) end as bundle
+    from (select *, (row_number() over (partition by tenant_id, held, floor(tag) order by i, delivery_id) - 1) / 16 as nth from due) d
+    window job as (partition by tenant_id, held, floor(tag), nth order by i, delivery_id
+      rows between unbounded preceding and unbounded following)
   ), delivering as (
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at, bundle)
     select tenant_id, delivery_id, event_id, endpoint_id, event_type, held, case when not held then moment end, moment, bundle
