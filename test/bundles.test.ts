@@ -61,25 +61,25 @@ suite('bundles', { concurrency: 2 }, () => {
   })
 
   test('what stands at different places in the queue is not bundled, nor what is of different tenants', async (t) => {
-    const { sql, api, tenant, publish } = await start(t)
+    const { sql, api, publish } = await start(t)
     await publish(100)
     const tags = await sql<{ id: string; place: number }[]>`
       select id, floor((data ->> 'tag')::float8)::int as place from pgboss.job where name = 'deliveries'`
     // Sixty-four to a place, and the first at the second step of one.
     assert.deepEqual(tags.map(({ place }) => place).sort(), [0, 0, 0, 0, 1, 1, 1])
-    const other = await createTenant(api)
-    await other.createEndpoint('http://127.0.0.1:9/never')
+    // Two who have published nothing stand at the same place.
+    const others = [await createTenant(api), await createTenant(api)]
+    for (const other of others) await other.createEndpoint('http://127.0.0.1:9/never')
+    const ids = others.map(({ tenantId }) => tenantId)
     await sql`
-      select from waybill.publish(array[${tenant.tenantId}, ${other.tenantId}, ${tenant.tenantId}, ${other.tenantId}]::text[],
+      select from waybill.publish(${[...ids, ...ids]}::text[],
         array_fill('thing.happened'::text, array[4]), array_fill('{}'::text, array[4]), array_fill(null::text, array[4]),
         '{"rate":0,"window_seconds":60,"fanout":100,"monthly_events":1000000,"monthly_attempts":1000000}')`
-    const mixed = await sql`
-      select bundle from waybill.deliveries where bundle is not null group by bundle having count(distinct tenant_id) > 1`
-    assert.equal(mixed.length, 0)
-    assert.equal(
-      (await sql`select from waybill.deliveries where tenant_id = ${other.tenantId} and bundle is not null`).length,
-      2,
-    )
+    const shared = await sql`
+      select priority, array(select distinct tenant_id from waybill.deliveries where bundle = id) as tenants, jsonb_array_length(data -> 'ids') as size
+      from pgboss.job where name = 'deliveries' and data ->> 'tenant_id' = any(${ids}::text[])`
+    assert.deepEqual(shared.map(({ tenants }) => tenants).sort(), ids.map((id) => [id]).sort())
+    assert.deepEqual([shared[0]?.size, shared[1]?.size, shared[0]?.priority], [2, 2, shared[1]?.priority])
   })
 
   test('a claim takes no more than was asked for; the rest of a bundle waits in its place', async (t) => {
