@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { isRetryable } from '../src/db/errors.ts'
-import type { Pool } from '../src/db/open.ts'
+import type { Db, Pool } from '../src/db/open.ts'
 import { createPublish } from '../src/flow/publish.ts'
 import { createDatabase, insertEndpoint } from './support/database.ts'
 import { NO_LIMITS } from './support/deliveries.ts'
@@ -110,7 +110,8 @@ test('many events of one tenant, to several endpoints or none, are stored and an
       from (values ('one', array['a']), ('two', array['a', 'b']), ('three', array['b', 'z'])) as e (name, types)`
     await sql`
       insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, tag)
-      select tenant_id, endpoint_id, 20, 7.25 from waybill.endpoints where tenant_id = ${tenant} and description = 'two'`
+      select tenant_id, endpoint_id, waiting, tag from waybill.endpoints
+      join (values ('two', 20, 7.25), ('three', 0, 1.25)) as s (name, waiting, tag) on name = description where tenant_id = ${tenant}`
   }
   await sql`update waybill.queue_clock set tag = 2.5`
   for (const types of [['c'], ['a'], Array.from({ length: 100 }, (_, nth) => 'aabcd'[nth % 5] as string)]) {
@@ -221,18 +222,40 @@ for (const [what, change] of Object.entries(NOT_PLAIN))
     assert.deepEqual(await stored(sql, 'acme'), before)
   })
 
-test('a lone event that others have overtaken on the way to a limit stores nothing, and fails so that it is tried again', async (t) => {
+const OVERTAKEN = {
+  'its rate window': `insert into waybill.rate_windows values ('acme', 'events:write', '2100-01-01', 9)`,
+  'the month’s events': `insert into waybill.usage values ('acme', date_trunc('month', now() at time zone 'utc'), 'events', 9)`,
+}
+for (const [what, count] of Object.entries(OVERTAKEN))
+  test(`an event that others have overtaken on the way to the limit of ${what} stores nothing, and fails so that it is tried again`, async (t) => {
+    const { sql, newSession } = await createDatabase(t)
+    await addTenant(sql, 'acme')
+    await sql.text(count)
+    let overtaken: Promise<unknown> | undefined
+    await newSession().begin(async (other) => {
+      await other`update waybill.rate_windows set count = 10`
+      await other`update waybill.usage set count = 10`
+      overtaken = publishPlain(sql, 'acme').catch((error: unknown) => error)
+      await waitFor(async () => (await sql`select from pg_locks where not granted`).length > 0)
+    })
+    assert.equal(isRetryable(await overtaken), true)
+    assert.deepEqual((await stored(sql, 'acme'))?.events, [])
+  })
+
+test('events take their idempotency keys in order, so that none waits for a key with another one taken that is before it', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   await addTenant(sql, 'acme')
-  await sql`insert into waybill.rate_windows values ('acme', 'events:write', '2100-01-01', 9)`
-  let overtaken: Promise<unknown> | undefined
+  const take = (session: Db, key: string) =>
+    session`insert into waybill.idempotency_keys values ('acme', ${key}, gen_random_uuid())`
+  let waiting: Promise<unknown> | undefined
   await newSession().begin(async (other) => {
-    await other`update waybill.rate_windows set count = 10`
-    overtaken = publishPlain(sql, 'acme').catch((error: unknown) => error)
+    await take(other, 'first')
+    waiting = publishPlain(sql, 'acme', ['second', 'first'])
     await waitFor(async () => (await sql`select from pg_locks where not granted`).length > 0)
+    await other`set local lock_timeout = '10ms'`
+    await take(other, 'second')
   })
-  assert.equal(isRetryable(await overtaken), true)
-  assert.deepEqual((await stored(sql, 'acme'))?.events, [])
+  assert.deepEqual(await waiting, [])
 })
 
 test('events with the same idempotency key are left to waybill.publish, with nothing stored', async (t) => {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createPublish } from '../../src/flow/publish.ts'
-import { createDatabase } from '../support/database.ts'
+import { createDatabase, insertEndpoint } from '../support/database.ts'
 import { NO_LIMITS } from '../support/deliveries.ts'
 
 test('who publishes one event does not wait for all that another publishes', async (t) => {
@@ -20,3 +20,30 @@ test('who publishes one event does not wait for all that another publishes', asy
   assert.ok(order.length <= 100, `${order.length} before it`)
   await Promise.all(flood)
 })
+
+for (const [whose, tenants] of [
+  ['one tenant', ['acme', 'acme', 'acme']],
+  ['two tenants', ['acme', 'zeta', 'acme', 'zeta', 'zeta']],
+] as const)
+  test(`events of ${whose} that arrive together are each stored, counted and answered as its own`, async (t) => {
+    const { sql } = await createDatabase(t)
+    for (const tenant of ['acme', 'acme', 'zeta', 'zeta']) await insertEndpoint(sql, { tenant })
+    const publish = createPublish(sql, { ...NO_LIMITS, rate: 10, window_seconds: 86_400 })
+    const results = await Promise.all(
+      tenants.map((tenantId, nth) =>
+        publish({ tenantId, event: { type: 'a', payload: `{"n":${nth}}`, idempotencyKey: null } }),
+      ),
+    )
+    for (const [nth, tenantId] of tenants.entries()) {
+      const result = results[nth]
+      assert.ok(result?.outcome === 'accepted')
+      assert.equal(result.rate.count, tenants.slice(0, nth + 1).filter((id) => id === tenantId).length)
+      const [stored] = await sql`
+        select payload, array(select delivery_id from waybill.deliveries d
+          where d.tenant_id = e.tenant_id and d.event_id = e.event_id order by delivery_id) as ids
+        from waybill.events e where tenant_id = ${tenantId} and event_id = ${result.eventId}`
+      assert.deepEqual([stored?.payload, stored?.ids], [`{"n":${nth}}`, result.deliveryIds])
+      assert.equal(result.deliveryIds.length, 2)
+    }
+    assert.equal((await sql`select from waybill.events`).length, tenants.length)
+  })
