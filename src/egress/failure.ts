@@ -94,8 +94,8 @@ const INTERIM_MESSAGES: Record<string, string> = {
   'bad upgrade': 'the receiver switched to another protocol, which was not asked for',
 }
 
-/** What Node and OpenSSL call the commonest faults of a certificate, in words. */
-const CERTIFICATE_MESSAGES: Record<string, string> = {
+/** What Node and OpenSSL call the commonest faults of TLS, in words; most others are known to the receiver's own log only. */
+const TLS_MESSAGES: Record<string, string> = {
   CERT_HAS_EXPIRED: 'the TLS certificate has expired',
   CERT_NOT_YET_VALID: 'the TLS certificate is not valid yet',
   DEPTH_ZERO_SELF_SIGNED_CERT: 'the TLS certificate is self-signed',
@@ -103,6 +103,13 @@ const CERTIFICATE_MESSAGES: Record<string, string> = {
   UNABLE_TO_GET_ISSUER_CERT_LOCALLY: 'the TLS certificate chain ends in an unknown authority',
   UNABLE_TO_VERIFY_LEAF_SIGNATURE: 'the TLS certificate chain is incomplete',
   ERR_TLS_CERT_ALTNAME_INVALID: 'the TLS certificate is not for this host name',
+  ERR_SSL_WRONG_VERSION_NUMBER: 'the receiver does not speak TLS on this port',
+  ERR_SSL_TLSV1_ALERT_PROTOCOL_VERSION: 'the receiver speaks neither TLS 1.2 nor 1.3',
+  ERR_SSL_UNSUPPORTED_PROTOCOL: 'the receiver speaks neither TLS 1.2 nor 1.3',
+  ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: 'the receiver does not speak HTTP/1.1 over TLS',
+  ERR_SSL_TLSV1_UNRECOGNIZED_NAME: 'the receiver has no TLS certificate for this host name',
+  ERR_SSL_TLSV13_ALERT_CERTIFICATE_REQUIRED: 'the receiver wants a TLS certificate of its client',
+  'ERR_SSL_SSL/TLS_ALERT_HANDSHAKE_FAILURE': 'the receiver refused the TLS handshake',
 }
 
 /** All of them, for the API's description. */
@@ -113,21 +120,39 @@ export function failure(error: AttemptError): Failure {
   return { error, errorMessage: MESSAGES[error] }
 }
 
-/** Puts what Node or undici threw into a class of ours. */
-export function classify(error: unknown): Failure {
+/**
+ * Puts what Node or undici threw into a class of ours. Of a length that does not fit, undici complains both when a body ends early,
+ * after `Connection: close`, and when it could not read the headers after the length: `inBody` tells them apart.
+ */
+export function classify(error: unknown, inBody = false): Failure {
   if (error instanceof ConnectError) return error.failure
-  const { message = '' } = error as Error
+  const { name, message = '' } = error as Error
   // An aborted signal's own error has a number.
   const code = String((error as { code?: unknown }).code ?? '')
-  if (code.startsWith('ERR_SSL_') || code === 'EPROTO') return failure('tls_error')
+  if (code.startsWith('ERR_SSL_') || code === 'EPROTO') return tlsError(error)
   const interim = code === 'UND_ERR_SOCKET' && INTERIM_MESSAGES[message]
   if (interim) return { error: 'protocol_error', errorMessage: interim }
-  return failure(CONNECTION_CODES[code] ?? 'protocol_error')
+  // The parser's own words, none of which are the receiver's.
+  const [said = ''] = (name === 'HTTPParserError' && / \(.+\)$/.exec(message)) || []
+  const isCutOff = said === ' (Invalid EOF state)' || (inBody && code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH')
+  if (isCutOff) return failure('connection_reset')
+  const known = CONNECTION_CODES[code]
+  return known ? failure(known) : { error: 'protocol_error', errorMessage: MESSAGES.protocol_error + said }
 }
 
 /** Puts a failed TLS handshake into words. If the receiver hung up, no certificate is at fault. */
 export function classifyTls(error: unknown): Failure {
-  const code = (error as { code?: string }).code ?? ''
-  if (CONNECTION_CODES[code]) return failure(CONNECTION_CODES[code])
-  return { error: 'tls_error', errorMessage: CERTIFICATE_MESSAGES[code] ?? MESSAGES.tls_error }
+  const reached = CONNECTION_CODES[(error as { code?: string }).code ?? '']
+  if (reached === 'connection_reset') {
+    return { error: reached, errorMessage: 'the connection was closed during the TLS handshake' }
+  }
+  return reached ? failure(reached) : tlsError(error)
+}
+
+function tlsError(error: unknown): Failure {
+  const { code = '', message } = error as NodeJS.ErrnoException
+  // A key or a signature that is too weak has no code of its own.
+  const isWeak = code === 'UNSPECIFIED' && message.endsWith('too weak')
+  const said = isWeak ? 'the TLS certificates have a key or a signature that is too weak' : TLS_MESSAGES[code]
+  return { error: 'tls_error', errorMessage: said ?? MESSAGES.tls_error }
 }

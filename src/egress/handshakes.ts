@@ -2,7 +2,7 @@ import type { Socket } from 'node:net'
 import { Duplex } from 'node:stream'
 import { LRUCache } from 'lru-cache'
 import { createTurns } from '../pacing.ts'
-import { ConnectError, failure } from './failure.ts'
+import { ConnectError } from './failure.ts'
 
 /**
  * As much may come in during a watched handshake; certificates of well-known authorities take 3 to 10 KB. OpenSSL checks all that a
@@ -26,6 +26,11 @@ const MAX_UNWATCHED = 16
 const TOO_DEAR = {
   error: 'tls_error',
   errorMessage: 'TLS handshakes with this receiver failed and took too long; there is a pause of ten minutes',
+} as const
+
+const TOO_LARGE = {
+  error: 'response_too_large',
+  errorMessage: 'the TLS handshake is too large; most of it are certificates',
 } as const
 
 /** What TLS is to read from and write to; and who began the handshake says, once, when it is over, and how it went. */
@@ -103,8 +108,7 @@ function inSteps(
   const handOn = (chunk: Buffer) => void (stream.push(chunk) || tcp.pause())
   tcp.on('data', (chunk) => {
     if (queued === 0 && handshake.isOver()) return handOn(chunk)
-    if (!handshake.isOver() && tcp.bytesRead > HANDSHAKE_BYTES)
-      return void tcp.destroy(new ConnectError(failure('response_too_large')))
+    if (!handshake.isOver() && tcp.bytesRead > HANDSHAKE_BYTES) return void tcp.destroy(new ConnectError(TOO_LARGE))
     queued++
     last = handshake.turn().then(() => {
       queued--

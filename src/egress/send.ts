@@ -17,6 +17,11 @@ import { createResolver } from './resolve.ts'
 const CLOSE_RACE_MS = 1000
 /** Like what is left of the last answer, this is no answer to the request. */
 const IDLE_ANSWER = new Error('the receiver had waited too long for a request')
+/** A receiver that was never asked has not failed to answer. */
+const NOT_CONNECTED: Failure = {
+  error: 'timeout',
+  errorMessage: 'the connection to the receiver, or its TLS handshake, was not made in time',
+}
 /** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
 const MAX_ANNOUNCEMENTS = 32
 
@@ -120,6 +125,7 @@ export function createSender({
       let statusCode: number | null = null
       let retryAfter: string | null = null
       let ended = false
+      let isSent = false
 
       /** The first caller decides the outcome; whatever the connection reports later is ignored. */
       const end = (): boolean => {
@@ -139,7 +145,8 @@ export function createSender({
       const cutOff = () => {
         if (!end()) return
         connection.cancel()
-        settle(statusCode !== null, statusCode === null ? failure('timeout') : judgeStatus(statusCode))
+        if (statusCode !== null) settle(true, judgeStatus(statusCode))
+        else settle(false, isSent ? failure('timeout') : NOT_CONNECTED)
       }
       const deadline = setTimeout(cutOff, timeoutMs)
       const place = underWay.join(() => {
@@ -156,10 +163,12 @@ export function createSender({
         let announcements = 0
         const isEarly = () => reused && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS
         connection = using
+        isSent = false
         using.client.dispatch(options, {
           onRequestStart(controller) {
             reused = !using.start()
             writtenMs = performance.now()
+            isSent = true
             if (isLate()) controller.abort(new LocalFault('another process may have sent it by now'))
           },
           onResponseStarted() {
@@ -198,7 +207,7 @@ export function createSender({
               if (end()) reject(error)
               return
             }
-            const problem = classify(error)
+            const problem = classify(error, statusCode !== null)
             // Before it writes to a kept connection, undici looks whether that is still good, and may find that it is not.
             const isUnsent = using.isKept && writtenMs === null && !(error instanceof ConnectError)
             const isClosed = problem.error === 'connection_reset' && !answered

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { test } from 'node:test'
 import { promisify } from 'node:util'
-import { classify, connectError, LocalFault } from '../../src/egress/failure.ts'
+import { classify, classifyTls, connectError, LocalFault } from '../../src/egress/failure.ts'
 import { startDns } from '../support/dns.ts'
 import { startReceiver } from '../support/receiver.ts'
 
@@ -59,6 +59,15 @@ test('what the system says of a receiver that cannot be reached is not taken for
   const reset = ['ECONNRESET', 'ECONNABORTED', 'EPIPE', 'UND_ERR_SOCKET']
   assert.deepEqual(new Set(reset.map(errorOf)), new Set(['connection_reset']))
   assert.equal(errorOf('ETIMEDOUT'), 'timeout')
+})
+
+test('faults of TLS that take an old or odd receiver are named', () => {
+  const said = (code: string, message = '') => classifyTls(Object.assign(new Error(message), { code })).errorMessage
+  assert.match(said('UNSPECIFIED', 'EE certificate key too weak'), /too weak/)
+  assert.match(said('UNSPECIFIED', 'CA signature digest algorithm too weak'), /too weak/)
+  assert.match(said('ERR_SSL_UNSUPPORTED_PROTOCOL'), /neither TLS 1.2 nor 1.3/)
+  assert.match(said('ERR_SSL_TLSV1_UNRECOGNIZED_NAME'), /no TLS certificate for this host name/)
+  assert.equal(said('ERR_SSL_TLSV1_ALERT_INTERNAL_ERROR'), 'the TLS handshake failed')
 })
 
 test('that there is no local port left is not held against the receiver, but that there is no IPv6 is', () => {

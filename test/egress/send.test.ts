@@ -80,7 +80,7 @@ async function allClosed({ sockets }: TcpReceiver): Promise<void> {
 /** A failure tells the endpoint's owner what happened and nothing about the network it was seen from. */
 function assertFailed(outcome: Outcome, ...classes: Outcome['error'][]) {
   assert.ok(classes.includes(outcome.error), `${outcome.error} (${outcome.errorMessage})`)
-  assert.match(outcome.errorMessage ?? '', /^[\w ,;/.-]{10,120}$/)
+  assert.match(outcome.errorMessage ?? '', /^[\w ,;/.()'-]{10,120}$/)
   assert.doesNotMatch(outcome.errorMessage ?? '', /\d+\.\d+\.\d+\.\d+|::|E[A-Z]{4,}|UND_/)
   // A deadline for each stage would make twice of it.
   assert.ok(outcome.durationMs < 2 * TIMEOUT_MS - 100, `took ${outcome.durationMs} ms`)
@@ -401,6 +401,7 @@ test('answers that break the protocol are failed attempts', async (t) => {
     const said: Record<string, RegExp> = {
       'a switch of protocols': /another protocol/,
       'two unasked 100 at once': /100 Continue/,
+      'a NUL in a header': /Invalid header value char/,
     }
     assert.match(outcome.errorMessage ?? '', said[what] ?? /not valid HTTP/, what)
   }
@@ -553,15 +554,17 @@ test('a connection that breaks before or within the answer is a failed attempt',
 })
 
 test('a 2xx that the receiver breaks off is not a delivery', async (t) => {
-  const start = 'HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc'
   const { post } = startSender(t)
-  for (const breakOff of [(socket: Socket) => socket.end(), (socket: Socket) => socket.resetAndDestroy()]) {
-    // The reset takes with it what has not been read: between a timer and an immediate everything is.
-    const receiver = await startRaw(t, start, (socket) => setTimeout(() => setImmediate(breakOff, socket), 50))
-    const outcome = await post(receiver.url)
-    assertFailed(outcome, 'connection_reset')
-    assert.deepEqual([outcome.statusCode, outcome.responseBody, outcome.responseTruncated], [200, 'abc', true])
-  }
+  for (const connection of ['keep-alive', 'close'])
+    for (const rest of ['content-length: 100\r\n\r\nabc', 'transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n'])
+      for (const breakOff of [(socket: Socket) => socket.end(), (socket: Socket) => socket.resetAndDestroy()]) {
+        const start = `HTTP/1.1 200 OK\r\nconnection: ${connection}\r\n${rest}`
+        // The reset takes with it what has not been read: between a timer and an immediate everything is.
+        const receiver = await startRaw(t, start, (socket) => setTimeout(() => setImmediate(breakOff, socket), 50))
+        const outcome = await post(receiver.url)
+        assertFailed(outcome, 'connection_reset')
+        assert.deepEqual([outcome.statusCode, outcome.responseBody, outcome.responseTruncated], [200, 'abc', true])
+      }
 })
 
 test('a body that ends with the connection is whole', async (t) => {
@@ -982,7 +985,12 @@ test('TLS faults are failed attempts that name the fault', async (t) => {
     [{ cert: EXPIRED }, /expired/],
     [{ cert: OTHER_HOST }, /not for this host name/],
     [{ cert: SELF_SIGNED }, /self-signed/],
-    [{ cert: TRUSTED, minVersion: 'TLSv1', maxVersion: 'TLSv1.1', ciphers: 'ALL@SECLEVEL=0' }, /TLS handshake failed/],
+    [
+      { cert: TRUSTED, minVersion: 'TLSv1', maxVersion: 'TLSv1.1', ciphers: 'ALL@SECLEVEL=0' },
+      /neither TLS 1.2 nor 1.3/,
+    ],
+    [{ cert: TRUSTED, ALPNProtocols: ['h2'] }, /does not speak HTTP.1.1/],
+    [{ cert: TRUSTED, maxVersion: 'TLSv1.2', ciphers: 'ECDHE-RSA-AES128-SHA' }, /refused the TLS handshake/],
   ]
   for (const [options, message] of faults) {
     const receiver = await startTls(t, options)
@@ -991,7 +999,9 @@ test('TLS faults are failed attempts that name the fault', async (t) => {
     assert.match(outcome.errorMessage ?? '', message)
   }
   const plain = await startTcp(t, (socket) => socket.write('HTTP/1.1 400 Bad Request\r\n\r\n'))
-  assertFailed(await post(plain.url.replace('http:', 'https:')), 'tls_error')
+  const outcome = await post(plain.url.replace('http:', 'https:'))
+  assertFailed(outcome, 'tls_error')
+  assert.match(outcome.errorMessage ?? '', /does not speak TLS/)
 })
 
 /** Requests to begin anew, of four bytes each, which OpenSSL passes over: 256 KiB of them. */
@@ -1012,6 +1022,7 @@ test('a handshake that does not end is ended by what it brings in', async (t) =>
   const { post } = startSender(t, { timeoutMs: 20_000 })
   const outcome = await post(receiver.url.replace('http:', 'https:'))
   assertFailed(outcome, 'response_too_large')
+  assert.match(outcome.errorMessage ?? '', /TLS handshake/)
   await allClosed(receiver)
 })
 
@@ -1042,20 +1053,29 @@ test('the server name goes without the dot that a URL may have at its end, and a
 })
 
 test('a receiver that wants a certificate of us is a TLS fault', async (t) => {
-  for (const maxVersion of ['TLSv1.2', 'TLSv1.3'] as const) {
+  for (const [maxVersion, message] of [
+    ['TLSv1.2', /refused the TLS handshake/],
+    ['TLSv1.3', /wants a TLS certificate/],
+  ] as const) {
     const receiver = await startTls(t, { cert: TRUSTED, ca: AUTHORITY, requestCert: true, maxVersion })
-    assertFailed(await startSender(t).post(receiver.url), 'tls_error')
+    const outcome = await startSender(t).post(receiver.url)
+    assertFailed(outcome, 'tls_error')
+    assert.match(outcome.errorMessage ?? '', message)
   }
 })
 
 test('a handshake that stalls or breaks is a failed attempt', async (t) => {
   const { post } = startSender(t)
-  const stalled = await startTcp(t, (socket) => socket.resume())
-  assertFailed(await post(stalled.url.replace('http:', 'https:')), 'timeout')
-  const broken = await startTcp(t, (socket) => socket.once('data', () => socket.resetAndDestroy()))
-  assertFailed(await post(broken.url.replace('http:', 'https:')), 'connection_reset')
-  const ended = await startTcp(t, (socket) => socket.once('data', () => socket.end()))
-  assertFailed(await post(ended.url.replace('http:', 'https:')), 'connection_reset')
+  for (const [onConnection, error, message] of [
+    [(socket) => socket.resume(), 'timeout', /TLS handshake, was not made in time/],
+    [(socket) => socket.once('data', () => socket.resetAndDestroy()), 'connection_reset', /during the TLS handshake/],
+    [(socket) => socket.once('data', () => socket.end()), 'connection_reset', /during the TLS handshake/],
+  ] as [(socket: Socket) => void, AttemptError, RegExp][]) {
+    const receiver = await startTcp(t, onConnection)
+    const outcome = await post(receiver.url.replace('http:', 'https:'))
+    assertFailed(outcome, error)
+    assert.match(outcome.errorMessage ?? '', message)
+  }
 })
 
 // Shutdown.
