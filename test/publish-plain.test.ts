@@ -266,6 +266,23 @@ test('events with the same idempotency key are left to waybill.publish, with not
   assert.deepEqual(await stored(sql, 'acme'), before)
 })
 
+test('events that waited for an idempotency key go to the endpoints that are active then', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  await addTenant(sql, 'acme')
+  let publishing: Promise<unknown> | undefined
+  const other = newSession().begin(async (other) => {
+    await other`insert into waybill.idempotency_keys values ('acme', 'key', gen_random_uuid())`
+    publishing = publishPlain(sql, 'acme', ['key']).catch((error: unknown) => error)
+    await waitFor(async () => (await sql`select from pg_locks where not granted`).length > 0)
+    await sql`update waybill.endpoints set is_active = false`
+    throw new Error('it fails, and the key is free again')
+  })
+  await assert.rejects(other, /free again/)
+  await publishing
+  assert.equal((await sql`select from waybill.events`).length, 1)
+  assert.deepEqual([...(await sql`select from waybill.deliveries`)], [])
+})
+
 // What is not plain is published anyway: asking waybill.publish_plain first, each time, costs a fifth more.
 test('an event that goes to a paced endpoint is not tried as a plain one each time', async (t) => {
   const { sql } = await createDatabase(t)

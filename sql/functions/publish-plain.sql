@@ -47,35 +47,36 @@ begin
   ) t;
   if its.is_near is not false then return; end if;
 
+  -- 2. Idempotency keys. Before matching, as this may have to wait for another's key.
+  if array_remove(keys, null) <> '{}' then
+    insert into waybill.idempotency_keys (tenant_id, key, event_id)
+    select tenant, key, id from unnest(keys, ids) as u (key, id) where key is not null order by key, id on conflict do nothing;
+    get diagnostics taken = row_count;
+    taken := cardinality(array_remove(keys, null)) - taken;
+  end if;
+
   -- 3. Match.
   select array_agg(event_type) as types, array_agg(endpoint_id) as endpoints, array_agg(greatest(s.tag, clock.tag)) as tags,
     bool_or(ordered or max_per_second is not null or coalesce(held > 0 or breaker <> 'closed', false)) as holds, max(clock.tag) as clock,
     (select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 from waybill.endpoint_stats b
       where b.tenant_id = tenant and b.pending + b.retrying > b.held) as step
   into match
-  from (
-    select * from waybill.endpoints where tenant_id = tenant and is_active and subscribed_events && ('*'::text || types) offset 0
+  -- Each kind once: Postgres compares each of them with each type that an endpoint lists.
+  from (select array_agg(distinct event_type) as kinds from unnest(types) as u (event_type)) t
+  cross join lateral (
+    select * from waybill.endpoints where tenant_id = tenant and is_active and subscribed_events && ('*'::text || kinds) offset 0
   ) e
   cross join lateral (
-    select event_type from (select distinct event_type from unnest(types) as u (event_type)) kinds
+    select event_type from unnest(kinds) as kind (event_type)
     where '*' = any(subscribed_events) or event_type in (select unnest(subscribed_events)) offset 0
   ) k
   left join lateral (
     select * from waybill.endpoint_stats s where s.tenant_id = tenant and s.endpoint_id = e.endpoint_id offset 0
   ) s using (endpoint_id)
   cross join waybill.queue_clock clock;
-  if match.holds or cardinality(match.endpoints) > its.fanout then return; end if;
-
-  -- 2. Idempotency keys, this late because there is nothing to undo yet but these.
-  if array_remove(keys, null) <> '{}' then
-    insert into waybill.idempotency_keys (tenant_id, key, event_id)
-    select tenant, key, id from unnest(keys, ids) as u (key, id) where key is not null order by key, id on conflict do nothing;
-    get diagnostics taken = row_count;
-    taken := cardinality(array_remove(keys, null)) - taken;
-    if taken > 0 then
-      delete from waybill.idempotency_keys where tenant_id = tenant and key = any(keys) and event_id = any(ids);
-      return;
-    end if;
+  if taken > 0 or match.holds or cardinality(match.endpoints) > its.fanout then
+    delete from waybill.idempotency_keys where tenant_id = tenant and key = any(keys) and event_id = any(ids);
+    return;
   end if;
 
   -- 6. Store, and 7. queue.
@@ -147,7 +148,7 @@ begin
   return next;
 end $$;
 
--- What versions before 0.1.16 call for a lone event; they may run beside this one.
+-- What versions before 0.1.17 call for a lone event; they may run beside this one.
 create or replace function waybill.publish_one(tenant text, type text, body text, key text, defaults jsonb)
 returns table (event_id uuid, delivery_ids uuid[], rate_limit int, rate_count int, window_start timestamptz, window_left int)
 language sql as $$
