@@ -125,7 +125,8 @@ export function createSender({
       let statusCode: number | null = null
       let retryAfter: string | null = null
       let ended = false
-      let isSent = false
+      /** Null until the request is about to be written. */
+      let writtenMs: number | null = null
 
       /** The first caller decides the outcome; whatever the connection reports later is ignored. */
       const end = (): boolean => {
@@ -146,7 +147,7 @@ export function createSender({
         if (!end()) return
         connection.cancel()
         if (statusCode !== null) settle(true, judgeStatus(statusCode))
-        else settle(false, isSent ? failure('timeout') : NOT_CONNECTED)
+        else settle(false, writtenMs === null ? NOT_CONNECTED : failure('timeout'))
       }
       const deadline = setTimeout(cutOff, timeoutMs)
       const place = underWay.join(() => {
@@ -158,17 +159,14 @@ export function createSender({
       const dispatch = (using: Connection, mayRetry: boolean) => {
         let reused = false
         let answered = false
-        /** Null until the request is about to be written. */
-        let writtenMs: number | null = null
         let announcements = 0
         const isEarly = () => reused && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS
         connection = using
-        isSent = false
+        writtenMs = null
         using.client.dispatch(options, {
           onRequestStart(controller) {
             reused = !using.start()
             writtenMs = performance.now()
-            isSent = true
             if (isLate()) controller.abort(new LocalFault('another process may have sent it by now'))
           },
           onResponseStarted() {
