@@ -1,19 +1,22 @@
 import { isIPv4 } from 'node:net'
 
-/** Why an attempt failed. `http_status` and `redirect`: a whole answer came, and it was not a 2xx. */
-export type AttemptError =
-  | 'dns_error'
-  | 'connection_refused'
-  | 'connection_reset'
-  | 'network_unreachable'
-  | 'tls_error'
-  | 'timeout'
-  | 'blocked_destination'
-  | 'proxy_error'
-  | 'response_too_large'
-  | 'protocol_error'
-  | 'http_status'
-  | 'redirect'
+/** Why an attempt can fail, in words. `http_status` and `redirect`: a whole answer came, and it was not a 2xx. */
+const MESSAGES = {
+  dns_error: 'the host name could not be resolved',
+  connection_refused: 'the receiver refused the connection',
+  connection_reset: 'the connection was closed before the response was complete',
+  network_unreachable: 'the receiver could not be reached',
+  tls_error: 'the TLS handshake failed',
+  timeout: 'the receiver did not answer in time',
+  blocked_destination: 'the destination is blocked for SSRF protection',
+  proxy_error: 'the egress proxy could not reach the receiver',
+  response_too_large: 'the response is too large, even without its body',
+  protocol_error: 'the response is not valid HTTP/1.1',
+  http_status: 'the receiver answered with a status other than 2xx',
+  redirect: 'the receiver answered with a redirect; redirects are not followed',
+}
+
+export type AttemptError = keyof typeof MESSAGES
 
 export interface Failure {
   readonly error: AttemptError
@@ -53,21 +56,6 @@ export function isLocal(error: unknown): boolean {
 export function connectError(error: unknown, judge: (error: unknown) => Failure): ConnectError | LocalFault {
   if (error instanceof ConnectError || error instanceof LocalFault) return error
   return isLocal(error) ? new LocalFault((error as Error).message) : new ConnectError(judge(error))
-}
-
-const MESSAGES: Record<AttemptError, string> = {
-  dns_error: 'the host name could not be resolved',
-  connection_refused: 'the receiver refused the connection',
-  connection_reset: 'the connection was closed before the response was complete',
-  network_unreachable: 'the receiver could not be reached',
-  tls_error: 'the TLS handshake failed',
-  timeout: 'the receiver did not answer in time',
-  blocked_destination: 'the destination is blocked for SSRF protection',
-  proxy_error: 'the egress proxy could not reach the receiver',
-  response_too_large: 'the response is too large, even without its body',
-  protocol_error: 'the response is not valid HTTP/1.1',
-  http_status: 'the receiver answered with a status other than 2xx',
-  redirect: 'the receiver answered with a redirect; redirects are not followed',
 }
 
 const CONNECTION_CODES: Record<string, AttemptError> = {
