@@ -21,16 +21,6 @@ export type EndpointRules = BreakerRules & {
   disableAfterSeconds: number
 }
 
-/** A change that is worth a log line. */
-export type StateChange = {
-  tenant_id: string
-  endpoint_id: string
-  from: string
-  to: string
-  failure_streak: number
-  held: number
-}
-
 /**
  * Draws the consequences of a batch of attempts for its endpoints: moves their breakers, and sets those inactive that are gone
  * (410) or have failed for too long. The caller's transaction has locked their rows. Healthy endpoints cost nothing.
@@ -149,7 +139,8 @@ async function deactivate(
     .map((endpoint) => change(endpoint, 'inactive'))
 }
 
-const change = (endpoint: EndpointStats, to: string): StateChange => ({
+/** A change that is worth a log line. */
+const change = (endpoint: EndpointStats, to: string) => ({
   tenant_id: endpoint.tenant_id,
   endpoint_id: endpoint.endpoint_id,
   from: endpoint.breaker,
@@ -157,3 +148,5 @@ const change = (endpoint: EndpointStats, to: string): StateChange => ({
   failure_streak: endpoint.failure_streak,
   held: endpoint.held,
 })
+
+export type StateChange = ReturnType<typeof change>
