@@ -52,15 +52,11 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
 
 /** Opens sealed secrets, given in hexadecimal, and remembers them: decrypting one takes longer than signing with it. */
 export function cacheOpened(box: SecretBox): (sealed: string, owner: string) => string {
-  const opened = new LRUCache<string, string>({ max: 10_000 })
-  return (sealed, owner) => {
-    const key = `${owner} ${sealed}`
-    const known = opened.get(key)
-    if (known !== undefined) return known
-    const secret = box.open(Buffer.from(sealed, 'hex'), owner)
-    opened.set(key, secret)
-    return secret
-  }
+  const opened = new LRUCache<string, string, { sealed: string; owner: string }>({
+    max: 10_000,
+    memoMethod: (_key, _stale, { context: { sealed, owner } }) => box.open(Buffer.from(sealed, 'hex'), owner),
+  })
+  return (sealed, owner) => opened.memo(`${owner} ${sealed}`, { context: { sealed, owner } })
 }
 
 /** A new signing secret: `whsec_` and 32 random bytes in base64 (Standard Webhooks). */
