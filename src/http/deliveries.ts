@@ -130,10 +130,6 @@ const replay = createRoute({
   },
 })
 
-type AttemptRow = Omit<z.infer<typeof attempt>, 'next_attempt_at' | 'started_at'> & {
-  next_attempt_at: Date | null
-  started_at: Date
-}
 type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | undefined }
 
 /** The error of a list whose filters match so little that it took too long. */
@@ -212,7 +208,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
   mount.tenant(listAttempts, { action: 'read' }, (c, tenant, { params, query }) =>
     reads(c, tenant.tenantId, async (sql) => {
       const { delivery_id } = await find(sql, tenant, params.delivery_id)
-      const rows = await sql<AttemptRow[]>`
+      const rows = await sql<{ attempt_number: number }[]>`
         select attempt_number, delivery_id, endpoint_id, url, status_code, error, error_message, response_body, response_truncated,
           duration_ms, retry_state, next_attempt_at, started_at
         from waybill.attempts where tenant_id = ${tenant.tenantId} and delivery_id = ${delivery_id}
