@@ -3,7 +3,8 @@ import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
 
 /** The actions that have limits of their own. `events:write` is counted by the publish transaction itself. */
-export type RateAction = 'events:write' | 'endpoints:write' | 'deliveries:replay' | 'read'
+export const RATE_ACTIONS = ['events:write', 'endpoints:write', 'deliveries:replay', 'read'] as const
+export type RateAction = (typeof RATE_ACTIONS)[number]
 
 /** Where a request stands in its tenant's rate window; a limit of 0 means there is no limit. */
 export type RatePlace = { limit: number; count: number; windowStart: Date; secondsLeft: number }

@@ -1,5 +1,6 @@
 import { z } from '@hono/zod-openapi'
 import { ERRORS, type ErrorCode } from '../errors.ts'
+import { RATE_ACTIONS } from '../flow/rate-limit.ts'
 import { count, ok } from './schemas.ts'
 
 const ID = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
@@ -79,7 +80,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     details: [
       z.object({
         tenant_id: z.string(),
-        action: z.enum(['events:write', 'endpoints:write', 'deliveries:replay', 'read']),
+        action: z.enum(RATE_ACTIONS),
         limit: z.int(),
         current: z.int(),
         window_seconds: z.int(),

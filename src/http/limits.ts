@@ -1,6 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db/open.ts'
-import type { RateAction } from '../flow/rate-limit.ts'
+import { RATE_ACTIONS, type RateAction } from '../flow/rate-limit.ts'
 import type { Tenant } from './auth.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimits } from './rate.ts'
@@ -88,12 +88,7 @@ const getSafety = createRoute({
       z
         .object({
           ok,
-          rate_limits: z.object({
-            'events:write': rateOf,
-            'endpoints:write': rateOf,
-            'deliveries:replay': rateOf,
-            read: rateOf,
-          }),
+          rate_limits: z.object(Object.fromEntries(RATE_ACTIONS.map((action) => [action, rateOf]))),
           hard_limits: hardLimits,
           protections: z.object({
             ssrf_protection: z.boolean().openapi({ description: 'Applies to all addresses but `egress_exemptions`.' }),
