@@ -56,9 +56,7 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
   function resolve(name: string): Promise<string[]> {
     const listed = readHosts().get(name)
     if (listed) return Promise.resolve(listed)
-    const underWay = pending.get(name)
-    if (underWay !== undefined) return underWay
-    const answer = ask(name).finally(() => pending.delete(name))
+    const answer = pending.get(name) ?? ask(name).finally(() => pending.delete(name))
     pending.set(name, answer)
     return answer
   }
