@@ -1,6 +1,6 @@
 import { types } from 'pg'
 import type { Log } from '../log.ts'
-import { type AnyRow, type Ask, createPool, isOutdated, type Question } from './connections.ts'
+import { type AnyRow, type Ask, createPool, isOutdated } from './connections.ts'
 import { isRetryable } from './errors.ts'
 import { createListening } from './listening.ts'
 import { startOptions } from './settings.ts'
@@ -81,12 +81,11 @@ export function openDb(
     lifetimeSeconds: patienceMs && 3600,
     log: options.log,
   })
-  const once = (question: Question) => pool.lend((ask) => ask(question))
   const sql = tag(async (question) => {
     // An outdated statement has not begun. Another connection prepares it anew, unless it, too, has it from before.
     for (let tries = 0; ; tries++) {
       try {
-        return await once(question)
+        return await pool.lend((ask) => ask(question))
       } catch (error) {
         if (!isOutdated(error) || tries === max) throw error
       }
