@@ -194,10 +194,9 @@ export const fenceOf = ({ bundle, deliveryId, retryCount }: ClaimedJob) => `${bu
  * transaction has put them away, and bundles in the order in which they are locked to be settled. Gives one row, or none.
  */
 export function fromClaims(claims: ClaimedJob[]): Fragment {
-  const column = <T extends string | number | null>(read: (claim: ClaimedJob) => T) => claims.map(read)
   return fragment`
-    from (select * from unnest(${column((claim) => claim.tenantId)}::text[], ${column((claim) => claim.deliveryId)}::uuid[], ${column((claim) => claim.endpointId)}::uuid[],
-      ${column((claim) => claim.bundle)}::uuid[], ${column((claim) => claim.retryCount)}::int[], ${column((claim) => claim.claimedAtMs)}::float8[])
+    from (select * from unnest(${claims.map((claim) => claim.tenantId)}::text[], ${claims.map((claim) => claim.deliveryId)}::uuid[], ${claims.map((claim) => claim.endpointId)}::uuid[],
+      ${claims.map((claim) => claim.bundle)}::uuid[], ${claims.map((claim) => claim.retryCount)}::int[], ${claims.map((claim) => claim.claimedAtMs)}::float8[])
       as u (tenant_id, id, endpoint_id, bundle, n, claimed_ms) order by coalesce(bundle, id)) c
     cross join lateral (
       select from pgboss.job j
