@@ -168,8 +168,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
     idle.leave(connection.idle)
     connection.idle = null
     const sameOrigin = idleByOrigin.get(connection.origin) ?? []
-    const index = sameOrigin.lastIndexOf(connection)
-    if (index !== -1) sameOrigin.splice(index, 1)
+    sameOrigin.splice(sameOrigin.lastIndexOf(connection), 1)
     if (sameOrigin.length === 0) idleByOrigin.delete(connection.origin)
   }
 
