@@ -135,26 +135,25 @@ const pageFields = {
 
 export type Page = { limit: number; offset?: number | undefined; cursor?: string | undefined }
 
-const onlyOneStart = (query: Page, ctx: z.RefinementCtx) => {
+const onlyOneStart = (query: { cursor?: unknown; offset?: unknown }, ctx: z.RefinementCtx) => {
   if (query.cursor !== undefined && query.offset !== undefined) {
     ctx.addIssue({ code: 'custom', path: ['cursor'], message: 'excludes offset: give one of them' })
   }
 }
 
-export const pageQuery = z.strictObject(pageFields).superRefine(onlyOneStart)
-export const attemptsQuery = z
-  .strictObject({ ...pageFields, cursor: cursorAt(/^\d{1,9}$/).optional() })
-  .superRefine(onlyOneStart)
-export const endpointsQuery = z
-  .strictObject({
-    ...pageFields,
-    active_only: z
-      .enum(['true', 'false'], 'must be true or false')
-      .transform((text) => text === 'true')
-      .optional()
-      .openapi({ param: { schema: { type: 'boolean' } }, description: 'True: active endpoints only.' }),
-  })
-  .superRefine(onlyOneStart)
+/** The query of a list that has `fields` besides those of its pages. */
+const listQuery = <Fields extends z.ZodRawShape>(fields: Fields) =>
+  z.strictObject({ ...pageFields, ...fields }).superRefine(onlyOneStart)
+
+export const pageQuery = listQuery({})
+export const attemptsQuery = listQuery({ cursor: cursorAt(/^\d{1,9}$/).optional() })
+export const endpointsQuery = listQuery({
+  active_only: z
+    .enum(['true', 'false'], 'must be true or false')
+    .transform((text) => text === 'true')
+    .optional()
+    .openapi({ param: { schema: { type: 'boolean' } }, description: 'True: active endpoints only.' }),
+})
 
 const timeOrder = (query: { since?: Date | undefined; until?: Date | undefined }, ctx: z.RefinementCtx) => {
   // A value that is not a time is reported as that, and is still text here.
@@ -175,7 +174,6 @@ export const deliveryStatus = z.enum(['pending', 'retrying', 'delivered', 'dead_
 })
 
 const deliveryFilters = {
-  ...pageFields,
   endpoint_id: uuidFilter.optional().openapi({ format: 'uuid' }),
   event_type: eventType.optional(),
   since: moment.optional().openapi({
@@ -188,11 +186,10 @@ const deliveryFilters = {
   }),
 }
 
-export const dlqQuery = z.strictObject(deliveryFilters).superRefine(onlyOneStart).superRefine(timeOrder)
-export const deliveriesQuery = z
-  .strictObject({ ...deliveryFilters, status: deliveryStatus.optional() })
-  .superRefine(onlyOneStart)
-  .superRefine(timeOrder)
+export const dlqQuery = listQuery(deliveryFilters).superRefine(timeOrder)
+export const deliveriesQuery = listQuery({ ...deliveryFilters, status: deliveryStatus.optional() }).superRefine(
+  timeOrder,
+)
 
 export const listOf = <Item extends z.ZodType>(item: Item) =>
   z.object({
