@@ -1,3 +1,4 @@
+import { once } from 'node:events'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import { type AddressInfo, Server as NetServer, type Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
@@ -194,11 +195,9 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     else if (error.code === 'ERR_HTTP_REQUEST_TIMEOUT') refuse(408, 'the request took too long to arrive')
     else refuse(400, 'is not valid HTTP')
   })
-  await new Promise<void>((resolve, reject) => {
-    server.once('error', (cause) => reject(new Error(`HOST and PORT: ${cause.message}`, { cause })))
-    server.listen({ port, host: hostname, backlog: BACKLOG }, () => resolve())
+  await once(server.listen({ port, host: hostname, backlog: BACKLOG }), 'listening').catch((cause: Error) => {
+    throw new Error(`HOST and PORT: ${cause.message}`, { cause })
   })
-  server.removeAllListeners('error')
   return {
     port: (server.address() as AddressInfo).port,
     close: (graceMs) =>
