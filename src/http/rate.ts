@@ -32,7 +32,8 @@ export function createRateLimit(counter: RateCounter, { windowSeconds, limits }:
   return {
     apply,
     async count(c: Context<Env>, tenant: Tenant, action: RateAction): Promise<void> {
-      apply(c, tenant, action, await counter({ tenantId: tenant.tenantId, action, limit: limits[action] }))
+      const limit = limits[action]
+      if (limit > 0) apply(c, tenant, action, await counter({ tenantId: tenant.tenantId, action, limit }))
     },
   }
 }
