@@ -1,6 +1,7 @@
 import { Resolver } from 'node:dns/promises'
 import { readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
 import { ConnectError, isLocal, LocalFault } from './failure.ts'
 
@@ -63,34 +64,25 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
   return { resolve, close: () => dns?.cancel() }
 }
 
-function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
-  return new Promise((resolve, reject) => {
-    const addresses: string[] = []
-    let waiting = 2
-    let unasked = false
-    let grace: NodeJS.Timeout | undefined
-    const fail = (hasServer: boolean) =>
-      reject(hasServer ? new Error('no address') : new LocalFault('no name server can be reached'))
-    const finish = () => {
-      clearTimeout(grace)
-      resolve(addresses)
-    }
-    const answered = (found: string[]) => {
-      addresses.push(...found)
-      waiting -= 1
-      if (waiting === 0 && addresses.length > 0) finish()
-      else if (waiting === 0) void (unasked ? hasServer(dns) : Promise.resolve(true)).then(fail)
-      else if (addresses.length > 0) grace = setTimeout(finish, OTHER_FAMILY_GRACE_MS)
-    }
-    const failed = ({ code }: NodeJS.ErrnoException) => {
-      // c-ares also says this when it cannot open a socket, and when an answer is too long for UDP and cannot be had by TCP. A
-      // server that refuses to resolve a name is EREFUSED.
-      unasked ||= code === 'ECONNREFUSED'
-      answered([])
-    }
-    dns.resolve4(name).then(answered, failed)
-    dns.resolve6(name).then(answered, failed)
-  })
+async function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
+  const addresses: string[] = []
+  let unasked = false
+  const failed = ({ code }: NodeJS.ErrnoException) => {
+    // c-ares also says this when it cannot open a socket, and when an answer is too long for UDP and cannot be had by TCP. A
+    // server that refuses to resolve a name is EREFUSED.
+    unasked ||= code === 'ECONNREFUSED'
+  }
+  const answers = [dns.resolve4(name), dns.resolve6(name)].map((answer) =>
+    answer.then((found) => void addresses.push(...found), failed),
+  )
+  const both = Promise.all(answers)
+  await Promise.race(answers)
+  if (addresses.length === 0) await both
+  const grace = new AbortController()
+  await Promise.race([both, sleep(OTHER_FAMILY_GRACE_MS, undefined, grace)])
+  grace.abort()
+  if (addresses.length > 0) return addresses
+  throw unasked && !(await hasServer(dns)) ? new LocalFault('no name server can be reached') : new Error('no address')
 }
 
 /** Whether a name server answers anything at all: asked for the root's own address, which it does not have, in a few bytes. */
