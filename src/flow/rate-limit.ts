@@ -14,8 +14,8 @@ const MAX_WAITING = 2000
 
 /**
  * Counts requests in fixed windows by the database's clock, exactly, however many processes count: one statement for all
- * requests that arrived while the last one ran. Refused requests count as well. Of a flood,
- * only a tenant's share is counted, and the rest is refused as `service overloaded`.
+ * requests that arrived while the last one ran. Refused requests count as well. Of a flood, only a tenant's share is counted, and
+ * the rest is refused as `service overloaded`.
  */
 export function createRateCounter(pool: Pool, windowSeconds: number) {
   type Asked = { tenantId: string; action: RateAction; limit: number }
