@@ -96,7 +96,10 @@ const REST = 9
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
   /** How many deliveries the last event made, by tenant and type, and by tenant alone for types not seen yet. */
   const fanout = new LRUCache<string, number>({ max: 10_000 })
-  /** Kinds of events that were not plain a moment ago, as an endpoint is paced or out of order: trying it each time costs a fifth more. */
+  /**
+   * Kinds of events that were not plain a moment ago, as an endpoint is paced or out of order: trying it each time costs a fifth
+   * more. That a key is taken says nothing of the next events.
+   */
   const notPlain = new LRUCache<string, true>({ max: 10_000, ttl: 1000 })
   const settings = JSON.stringify(limits)
   const kindOf = (request: PublishRequest) => `${request.tenantId} ${eventOf(request)?.type}`
@@ -110,7 +113,10 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
     async run(requests) {
-      const rows = (await publishPlain(requests)) ?? (await publishBatch(requests))
+      const plain = mayBePlain(requests) ? await publishPlain(requests) : undefined
+      const rows = plain ?? (await publishBatch(requests))
+      if (plain === null && rows.every(({ outcome }) => outcome !== 'key_taken'))
+        for (const request of requests) notPlain.set(kindOf(request), true)
       requests.forEach((request, index) => {
         const { outcome, delivery_ids } = rows[index] as Row
         if (outcome !== 'accepted') return
@@ -120,12 +126,16 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     },
   })
 
+  /** Whether all are events of one tenant, and of no kind that was not plain. */
+  const mayBePlain = (requests: PublishRequest[]) =>
+    requests.every(
+      (request) => eventOf(request) && request.tenantId === requests[0]?.tenantId && !notPlain.has(kindOf(request)),
+    )
+
   /** Null, and nothing stored, unless all are plain events of one tenant (waybill.publish_plain). */
   async function publishPlain(requests: PublishRequest[]): Promise<Row[] | null> {
     const tenantId = requests[0]?.tenantId ?? null
-    const events = requests.flatMap((request) => (request.tenantId === tenantId ? (eventOf(request) ?? []) : []))
-    const kinds = new Set(requests.map(kindOf))
-    if (events.length < requests.length || kinds.values().some((kind) => notPlain.has(kind))) return null
+    const events = requests.flatMap((request) => eventOf(request) ?? [])
     const [row] = await pool<PlainRow[]>`
       select event_ids, delivery_ids, items, rate_limit, rate_count, window_start, window_left
       from waybill.publish_plain(
@@ -134,10 +144,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
         ${textList(events.map((event) => event.payload))}::text[],
         ${events.map((event) => event.idempotencyKey)}::text[],
         ${settings})`
-    if (!row) {
-      for (const kind of kinds) notPlain.set(kind, true)
-      return null
-    }
+    if (!row) return null
     const { event_ids, delivery_ids, items, ...rate } = row
     const rows = event_ids.map((event_id, index) => ({
       ...rate,
