@@ -28,11 +28,11 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
   const pool = openDb(url, { log, name: 'waybill migrate', max: 1, patienceMs: 0 })
   try {
     await requireServer(pool)
-    if (await isBehind(pool)) await takeTurn(pool, log, FILES_LOCK)
+    if (await isBehind(pool)) await takeLock(pool, log, FILES_LOCK)
     await untilFree(log, async () => {
       // Each try takes it anew: while this waits for a table, a process that has no files to apply, as one of the version before
       // that starts again, does not wait behind.
-      await takeTurn(pool, log, LOCK)
+      await takeLock(pool, log, LOCK)
       try {
         // Asked first: `if not exists` needs the right to make schemas even where there is nothing to make.
         await pool`do $$ begin if to_regnamespace('waybill') is null then create schema waybill; end if; end $$`
@@ -66,7 +66,7 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
 }
 
 /** A migration may take long, and a start that waits for another's would seem to hang. */
-async function takeTurn(sql: Db, log: Log, key: number): Promise<void> {
+async function takeLock(sql: Db, log: Log, key: number): Promise<void> {
   const [lock] = await sql<{ taken: boolean }[]>`select pg_try_advisory_lock(${key}) as taken`
   if (lock?.taken) return
   log.info('migration.waiting')

@@ -5,7 +5,7 @@ import { isSameJson } from '../json.ts'
 import { heavyTurn } from '../pacing.ts'
 import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
-import type { RatePlace } from './rate-limit.ts'
+import type { RatePlace } from './rate-counter.ts'
 
 /** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
 type PublishLimits = {

@@ -1,6 +1,6 @@
 import { z } from '@hono/zod-openapi'
 import { ERRORS, type ErrorCode } from '../errors.ts'
-import { RATE_ACTIONS } from '../flow/rate-limit.ts'
+import { RATE_ACTIONS } from '../flow/rate-counter.ts'
 import { count, ok } from './schemas.ts'
 
 const ID = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'

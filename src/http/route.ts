@@ -2,13 +2,13 @@ import type { IncomingMessage } from 'node:http'
 import type { OpenAPIHono, RouteConfig, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import { AppError, type FieldProblem } from '../errors.ts'
-import type { RateAction } from '../flow/rate-limit.ts'
+import type { RateAction } from '../flow/rate-counter.ts'
 import { createRequestRoom } from '../room.ts'
 import type { Answer } from './answer.ts'
 import type { Auth, Tenant } from './auth.ts'
 import { expectedBytes, readJson, unaskedBytes } from './body.ts'
 import { startDeadline } from './deadline.ts'
-import type { RateLimit } from './rate.ts'
+import type { RateLimit } from './rate-limit.ts'
 
 export type Env = {
   Bindings: { incoming: IncomingMessage; outgoing: Answer }

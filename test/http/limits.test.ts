@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { after, beforeEach, describe, test } from 'node:test'
 import { identifier } from '../../src/db/statement.ts'
-import { createRateCounter } from '../../src/flow/rate-limit.ts'
+import { createRateCounter } from '../../src/flow/rate-counter.ts'
 import { firstOfNextMonth } from '../../src/http/usage.ts'
 import type { Scope } from '../support/cleanup.ts'
 import { createDatabase, waitingForLocks } from '../support/database.ts'

@@ -1,6 +1,6 @@
 import type { Context } from 'hono'
 import { AppError } from '../errors.ts'
-import type { RateAction, RateCounter, RatePlace } from '../flow/rate-limit.ts'
+import type { RateAction, RateCounter, RatePlace } from '../flow/rate-counter.ts'
 import type { Tenant } from './auth.ts'
 import type { Env } from './route.ts'
 
