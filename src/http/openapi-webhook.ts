@@ -13,7 +13,7 @@ const body = z
 const DESCRIPTION = `
 What an endpoint receives for each delivery: a POST to its URL. The body is the same, byte for byte, at every attempt and replay.
 
-An attempt may take 15 seconds in all (unless the operator has set another limit); redirects are not followed. At most 16 KiB of the answer’s body are kept, to be read with the attempt. An attempt that fails is repeated after about 5 seconds, then after about twice the last pause, up to 10 hours between two: 14 retries over about 27 hours, unless the operator has set otherwise. Then the delivery is dead-lettered, and waits to be replayed. While an endpoint keeps failing, one delivery at a time is tried and the rest is held, without using up retries (\`state\`, \`held_count\` and \`next_probe_at\` of the endpoint tell). An endpoint that is inactive receives nothing; what waits for it goes out once it is active again.`.trim()
+An attempt may take 15 seconds in all (unless the operator has set another limit); redirects are not followed. At most 16 KiB of the answer’s body are kept, to be read with the attempt. An attempt that fails is repeated after 5 to 10 seconds, then after about twice the last pause, up to 10 hours between two: 14 retries over about 27 hours, unless the operator has set otherwise. Then the delivery is dead-lettered, and waits to be replayed. While an endpoint keeps failing, one delivery at a time is tried and the rest is held, without using up retries (\`state\`, \`held_count\` and \`next_probe_at\` of the endpoint tell). An endpoint that is inactive receives nothing; what waits for it goes out once it is active again.`.trim()
 
 const text = (example: string) => z.string().openapi({ example })
 
