@@ -36,6 +36,17 @@ Lists are newest first (attempts: oldest first): \`data\`, \`limit\`, \`offset\`
 ## Publishing safely
 Send an \`Idempotency-Key\` with every publish. After a timeout or a 5xx, repeat the request with the same key and body: the same event answers 200 with the first answer and \`Idempotent-Replayed: true\`, and is not delivered twice; a different one answers 409. “Same” compares \`event_type\` and \`payload\` as JSON values: key order, white space and the spelling of numbers aside. A key is kept as long as its event. The payload’s text is stored and delivered as it was sent. A publish that a limit refuses does not use its key up.
 
+## What happened to an event
+\`GET /v1/events/{event_id}/deliveries\` lists its deliveries, \`GET /v1/deliveries/{delivery_id}/attempts\` each request with its answer. Without an id, \`GET /v1/deliveries\` finds them by time, endpoint, status or type; publishing again with the same key and body answers with the event’s id.
+
+| you see | it means |
+|---|---|
+| no delivery | no active endpoint had subscribed when the event was published |
+| \`pending\` or \`retrying\`, \`next_attempt_at\` in the future | it waits for that moment |
+| the same, \`next_attempt_at\` in the past | it is being attempted, or in the queue |
+| the same, no \`next_attempt_at\` | it is held until its endpoint can take it: see the endpoint’s \`state\`, \`held_count\` and \`next_probe_at\`; one that is \`active\` is busy, paced, or \`ordered\` and waits for its oldest unfinished delivery |
+| \`dead_lettered\` | it was given up on; \`dead_letter_reason\` says why. Replay it once the cause is mended |
+
 ## Limits
 Requests are counted per tenant and action (\`events:write\`, \`endpoints:write\`, \`deliveries:replay\`, \`read\`) in fixed windows; refused ones count too. \`X-RateLimit-Limit\`, \`-Remaining\` and \`-Reset\` (seconds) say where a request stands. Monthly limits are per UTC calendar month. \`GET /v1/usage/limits\` and \`GET /v1/safety/limits\` show what holds for a tenant.
 
