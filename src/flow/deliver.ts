@@ -27,7 +27,8 @@ export function createDeliver(deps: {
   const signedHeaders = createSigner(deps.headerPrefix)
   const spread = createSpread()
 
-  async function send(claim: Claim, payload: string, isLate: () => boolean): Promise<Outcome> {
+  /** `kept`: the claim as it is in hand, and touched. `claim` may be a copy that was brought up to date (flow/payload.ts). */
+  async function send(claim: Claim, payload: string, kept: Claim): Promise<Outcome> {
     const body = requestBody(claim, payload)
     const headers = {
       'content-type': 'application/json',
@@ -40,7 +41,8 @@ export function createDeliver(deps: {
         secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, `${claim.tenantId}/${claim.endpointId}`)),
       }),
     }
-    return await deps.sender.send({ url: claim.url, headers, body, isLate })
+    // It may be late where the process was stopped meanwhile, or its event loop was.
+    return await deps.sender.send({ url: claim.url, headers, body, isLate: () => isLate(kept) })
   }
 
   return async function deliver(claim, answered) {
@@ -49,8 +51,7 @@ export function createDeliver(deps: {
     }
     const { sent, outcome } = await deps.withPayload(claim, async (sent, payload) => ({
       sent,
-      // Where the process was stopped meanwhile, or its event loop was.
-      outcome: await send(sent, payload, () => isLate(claim)),
+      outcome: await send(sent, payload, claim),
     }))
     answered()
     const verdict = judge(outcome, new Date(performance.now() + claim.clockOffsetMs))

@@ -211,8 +211,7 @@ export function createLanes({
         while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - STALE * PATIENCE_MS) {
           stale.push((lane.waiting.shift() as Lane['waiting'][number]).claim)
         }
-        const idle = lane.started.size === 0 && lane.waiting.length === 0 && arriving(lane, now) === 0
-        if (idle && now - lane.window.since > 2 * WINDOW_MS) lanes.delete(endpointId)
+        if (inHand(lane, now) === 0 && now - lane.window.since > 2 * WINDOW_MS) lanes.delete(endpointId)
       }
       return stale
     },
