@@ -87,6 +87,20 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
+  for (const what of ['ordered', 'failing'])
+    test(`an endpoint that is paced and ${what} does not wait for where the clock was before it was set back`, async (t) => {
+      const { sql, receiver, startWorker, tenant } = await start(t)
+      await tenant.createEndpoint(receiver.url('/hook'), { max_per_second: 10 })
+      await tenant.publish()
+      if (what === 'ordered') await sql`update waybill.endpoints set ordered = true`
+      else await sql`update waybill.endpoint_stats set breaker = 'open', failure_streak = 9, next_probe_at = now()`
+      await sql`update waybill.endpoint_stats set next_slot = now() + interval '1 day'`
+      await startWorker()
+      await receiver.until(1)
+      await settled(sql)
+      await assertBooks(sql)
+    })
+
   test('a worker that stops hands back what waits for its moment', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))

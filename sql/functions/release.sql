@@ -35,7 +35,7 @@ begin
   with lanes as (
     select s.tenant_id, s.endpoint_id, e.max_per_second, s.breaker = 'open' as is_probe,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
-      greatest(s.next_slot, moment) as slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
+      s.slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
       -- A probe that somebody has asked for (waybill.replay), or for which there was no room before.
       case when s.breaker = 'open' and not e.ordered and s.next_probe_at <= now() then waybill.if_held(s.tenant_id, s.probing) end as wanted,
       case
@@ -44,10 +44,14 @@ begin
         when s.breaker = 'open' then (s.next_probe_at <= now())::int
         when e.ordered then 1
         else least(a.most - a.busy, case when s.breaker = 'half_open' then 2 * s.ramp end - a.busy,
-          ceil(greatest(0, extract(epoch from moment + interval '500 milliseconds' - greatest(s.next_slot, moment))) * e.max_per_second)::int)
+          ceil(greatest(0, extract(epoch from moment + interval '500 milliseconds' - s.slot)) * e.max_per_second)::int)
       end as room
     from unnest(tenants, endpoints, busy, most) as a (tenant_id, endpoint_id, busy, most)
-    join waybill.endpoint_stats s on s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
+    cross join lateral (
+      -- One that is further ahead is from before the clock was set back, and whoever claimed a delivery for it would wait for it.
+      select *, case when s.next_slot < moment + interval '5 seconds' then greatest(s.next_slot, moment) else moment end as slot
+      from waybill.endpoint_stats s where s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
+    ) s
     join waybill.endpoints e on e.tenant_id = a.tenant_id and e.endpoint_id = a.endpoint_id
     cross join waybill.queue_clock clock
     where s.held > 0
