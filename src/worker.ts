@@ -26,6 +26,8 @@ const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
 const MAX_CHORES = 4
+/** An attempt that is this late for its time slot, as after the process was stopped, does not use it any more. */
+const MISSED_MS = 1000
 /** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
 const STARTS_A_TURN = 5
 
@@ -84,7 +86,11 @@ export async function startWorker(deps: {
     const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
     let hasBegun = false
     try {
-      if (claim.startAt !== null) await until(claim.startAt, closing.signal)
+      if (claim.startAt !== null) {
+        await until(claim.startAt, closing.signal)
+        // All that missed theirs would go out at once, beside those whose turn it is now. And the endpoint may have changed.
+        if (performance.now() > claim.startAt + MISSED_MS) return await inHand.hold([claim], { counted: true })
+      }
       // An endpoint that has finished nothing lately may hang, and has no open connection.
       if (lanes.pace(claim.endpointId) === 0) await turn()
       hasBegun = true

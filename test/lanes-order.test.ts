@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { Pool } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { createSecretBox } from '../src/secrets.ts'
@@ -84,6 +85,27 @@ suite('pace and order', { concurrency: 3 }, () => {
     // None goes before its moment, but on a busy machine some are late, and the others seem early beside them. Each worker at
     // a pace of its own would be 3 seconds ahead.
     assert.ok(ahead <= 2, `up to ${ahead} seconds’ worth too many`)
+    await assertBooks(sql)
+  })
+
+  test('a worker that was stopped does not send what has missed its moment', async (t) => {
+    const { sql, receiver, startWorker, tenant } = await start(t)
+    const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'), { max_per_second: 100 })
+    const worker = await startWorker()
+    await publishMany(sql, tenant.tenantId, 500)
+    await receiver.until(100)
+    worker.signal('SIGSTOP')
+    const path = `/v1/endpoints/${endpoint_id}`
+    await tenant.call('PATCH', path, { body: { is_active: false } })
+    await sleep(4000)
+    const sent = receiver.receipts.length
+    worker.signal('SIGCONT')
+    const held = () => sql`select from waybill.endpoint_stats where held = pending + retrying`
+    await waitFor(async () => (await held()).length === 1, { what: 'everything to be held' })
+    assert.equal(receiver.receipts.length, sent)
+    await tenant.call('PATCH', path, { body: { is_active: true } })
+    await receiver.until(500, { timeoutMs: 60_000 })
+    await settled(sql)
     await assertBooks(sql)
   })
 
