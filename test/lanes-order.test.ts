@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { Pool } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { createSecretBox } from '../src/secrets.ts'
@@ -97,7 +96,8 @@ suite('pace and order', { concurrency: 3 }, () => {
     worker.signal('SIGSTOP')
     const path = `/v1/endpoints/${endpoint_id}`
     await tenant.call('PATCH', path, { body: { is_active: false } })
-    await sleep(4000)
+    const missed = () => sql`select from waybill.endpoint_stats where next_slot < now() - interval '2 seconds'`
+    await waitFor(async () => (await missed()).length === 1, { what: 'the moments of all to pass' })
     const sent = receiver.receipts.length
     worker.signal('SIGCONT')
     const held = () => sql`select from waybill.endpoint_stats where held = pending + retrying`
@@ -117,6 +117,26 @@ suite('pace and order', { concurrency: 3 }, () => {
       if (what === 'ordered') await sql`update waybill.endpoints set ordered = true`
       else await sql`update waybill.endpoint_stats set breaker = 'open', failure_streak = 9, next_probe_at = now()`
       await sql`update waybill.endpoint_stats set next_slot = now() + interval '1 day'`
+      await startWorker()
+      await receiver.until(1)
+      await settled(sql)
+      await assertBooks(sql)
+    })
+
+  for (const [what, max_per_second] of [
+    ['is paced', 10],
+    ['was', null],
+  ] as const)
+    test(`nor does a delivery that was queued for a moment before that, for an endpoint that ${what}`, async (t) => {
+      const { sql, receiver, startWorker, tenant } = await start(t)
+      const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'), { max_per_second: 10 })
+      await tenant.publish()
+      await sql`select from waybill.release_held(array[${tenant.tenantId}], array[${endpoint_id}]::uuid[], array[0], array[9], '1 minute')`
+      const moved = await sql`
+        update pgboss.job set data = jsonb_set(data, '{slot}', to_jsonb((data ->> 'slot')::float8 + 86400e3))
+        where name = 'deliveries' and data ? 'slot' returning id`
+      assert.equal(moved.length, 1)
+      await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { max_per_second } })
       await startWorker()
       await receiver.until(1)
       await settled(sql)

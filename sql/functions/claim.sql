@@ -108,8 +108,9 @@ begin
       t.standing,
       f.status in ('pending', 'retrying') and t.is_active
         and (t.breaker is distinct from 'open' or t.probing = f.delivery_id)
-        -- A slot is good for one attempt, and a worker that is late for it must not crowd into the slots of the next ones.
-        and (t.max_per_second is null or coalesce(f.slot > extract(epoch from now()) * 1000 - 250, false))
+        -- A slot is good for one attempt, and a worker that is late for it must not crowd into the slots of the next ones. Nor is one
+        -- waited for that is from before the clock was set back.
+        and coalesce(f.slot - extract(epoch from now()) * 1000 between -250 and 5000, t.max_per_second is null)
         -- An endpoint that became ordered only a moment ago may have more than one in the queue.
         and (not t.ordered or waybill.is_oldest(f.tenant_id, f.endpoint_id, f.delivery_id)) as sendable
     from found f left join targets t using (tenant_id, endpoint_id)

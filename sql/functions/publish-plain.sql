@@ -148,7 +148,7 @@ begin
   return next;
 end $$;
 
--- What versions before 0.1.17 call for a lone event; they may run beside this one.
+-- What versions before 0.1.16 call for a lone event; they may run beside this one.
 create or replace function waybill.publish_one(tenant text, type text, body text, key text, defaults jsonb)
 returns table (event_id uuid, delivery_ids uuid[], rate_limit int, rate_count int, window_start timestamptz, window_left int)
 language sql as $$
