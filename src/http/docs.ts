@@ -32,7 +32,7 @@ const PAGE = `<!doctype html>
 <title>Waybill API</title>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="${ASSETS}/swagger-ui.css">
-<div id="reference">This page is made from <a href="openapi.json">openapi.json</a>, which has not arrived yet.</div>
+<div id="reference">A script makes this page from <a href="openapi.json">openapi.json</a>, and has not done so yet.</div>
 <script src="${ASSETS}/swagger-ui-bundle.js"></script>
 <script type="module" src="docs/start.js"></script>
 </html>

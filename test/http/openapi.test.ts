@@ -218,6 +218,8 @@ describe('the reference page', () => {
     assert.match(policy, /default-src 'none'; script-src 'self'; style-src 'self';/)
     assert.doesNotMatch(policy, /unsafe|http|\*/)
     assert.doesNotMatch(page.text, /https?:|<script>|\son\w+=/)
+    // All there is to see if a script or the document does not come.
+    assert.match(page.text, /<div id="reference">.+ href="openapi.json"/)
     const files = [...page.text.matchAll(/(?:src|href)="(docs[^"]+)"/g)].map(([, file]) => file)
     assert.equal(files.length, 3)
     for (const file of files) {
