@@ -79,7 +79,7 @@ async function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
   await Promise.race(answers)
   if (addresses.length === 0) await both
   const grace = new AbortController()
-  await Promise.race([both, sleep(OTHER_FAMILY_GRACE_MS, undefined, grace)])
+  await Promise.race([both, sleep(OTHER_FAMILY_GRACE_MS, undefined, { signal: grace.signal })])
   grace.abort()
   if (addresses.length > 0) return addresses
   throw unasked && !(await hasServer(dns)) ? new LocalFault('no name server can be reached') : new Error('no address')

@@ -114,6 +114,20 @@ test('a family whose question fails does not spoil the other', async (t) => {
   assert.equal((await post('half.example')).error, null)
 })
 
+test('a family that has no answer waits for the other, and one that has waits for a second', async (t) => {
+  const { post } = await start(
+    t,
+    async (name, type) => {
+      if (type === 'AAAA') return { silence: name === 'silent.example' }
+      if (name === 'slow.example') await new Promise((resolve) => setTimeout(resolve, 1500))
+      return { addresses: ['127.0.0.1'] }
+    },
+    undefined,
+    1900,
+  )
+  for (const name of ['silent.example', 'slow.example']) assert.equal((await post(name)).error, null, name)
+})
+
 test('a thousand addresses are all judged', async (t) => {
   const good = Array.from({ length: 999 }, (_, index) => `127.0.${index >> 8}.${index & 255}`)
   const { post, receiver } = await start(t, (name, type) => {
