@@ -115,7 +115,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     async run(requests) {
       const plain = mayBePlain(requests) ? await publishPlain(requests) : undefined
       const rows = plain ?? (await publishBatch(requests))
-      if (plain === null && rows.every(({ outcome }) => outcome !== 'key_taken'))
+      if (plain === null && !rows.some(({ outcome }) => outcome === 'key_taken'))
         for (const request of requests) notPlain.set(kindOf(request), true)
       requests.forEach((request, index) => {
         const { outcome, delivery_ids } = rows[index] as Row
