@@ -404,9 +404,10 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
   })
 
   test('a window ends, and the next begins anew; 0 switches a limit off', async (t) => {
-    const env = { RATE_LIMIT_WINDOW_SECONDS: '2', RATE_LIMIT_READ: '1', RATE_LIMIT_EVENTS_WRITE: '0' }
+    const off = { RATE_LIMIT_EVENTS_WRITE: '0', RATE_LIMIT_ENDPOINTS_WRITE: '0' }
+    const env = { RATE_LIMIT_WINDOW_SECONDS: '2', RATE_LIMIT_READ: '1', ...off }
     const service = await startService(t, { databaseUrl: rates.database.url, mode: 'api', env })
-    const { call } = await createTenant(service)
+    const { call, tenantId } = await createTenant(service)
     const { body: limited } = await waitFor(async () => {
       await call('GET', '/v1/dlq')
       const second = await call('GET', '/v1/dlq')
@@ -422,6 +423,9 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
       assert.equal(status, 202)
       assert.equal(headers.get('x-ratelimit-limit'), null)
     }
+    assert.equal((await call('POST', '/v1/endpoints', { body: {} })).status, 400)
+    const counted = await rates.database.sql`select action from waybill.rate_windows where tenant_id = ${tenantId}`
+    assert.deepEqual([...counted], [{ action: 'read' }])
     await new Promise((resolve) => setTimeout(resolve, 2000))
     const { body } = await call('GET', '/v1/safety/limits')
     assert.deepEqual(body.rate_limits['events:write'], { limit: 0, window_seconds: 2 })
