@@ -119,7 +119,7 @@ test('a family that has no answer waits for the other, and one that has waits fo
     t,
     async (name, type) => {
       if (type === 'AAAA') return { silence: name === 'silent.example' }
-      if (name === 'slow.example') await new Promise((resolve) => setTimeout(resolve, 1500))
+      if (name === 'slow.example') await new Promise((resolve) => setTimeout(resolve, 1200))
       return { addresses: ['127.0.0.1'] }
     },
     undefined,
