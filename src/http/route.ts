@@ -42,6 +42,9 @@ const CHANGE_WAIT_MS = 2000
 /** How many mistakes are reported: a body can have a hundred thousand, and reporting them costs more than reading it. */
 const MAX_PROBLEMS = 20
 
+/** Behind a body that took longer than this, the key is looked at again: a body may take 30 seconds. */
+const SLOW_BODY_MS = 1000
+
 type TenantOptions = {
   /** The rate limit that the request counts against, or null when the handler counts it itself. */
   action: RateAction | null
@@ -102,8 +105,11 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
     ) {
       mount(route, 'apiKey', async (c) => {
         const inTime = startDeadline()
+        const { authorization } = c.env.incoming.headers
+        let keyTakenAt = 0
         const tenant = await inTime(async () => {
-          const known = await auth.tenant(c.env.incoming.headers.authorization, unaskedBytes(c))
+          const known = await auth.tenant(authorization, unaskedBytes(c))
+          keyTakenAt = performance.now()
           c.set('tenantId', known.tenantId)
           if (options.action) await rateLimit.count(c, known, options.action)
           await options.beforeBody?.(known, c)
@@ -119,6 +125,8 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
             if (error instanceof AppError) await inTime(async () => await options.onRefused?.(tenant, c))
             throw error
           }
+          // It may have been revoked meanwhile.
+          if (performance.now() - keyTakenAt > SLOW_BODY_MS) await inTime(() => auth.tenant(authorization, 0))
           const work = () => handler(c, tenant, input)
           return await inTime(() => (isChange ? changes.run(tenant.tenantId, 1, work) : work()))
         }

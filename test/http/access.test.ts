@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { hash, randomUUID } from 'node:crypto'
 import { after, describe, test } from 'node:test'
+import { rawRequest } from '../support/raw-http.ts'
 import { routesOf } from '../support/routes.ts'
 import { ADMIN_KEY, createTenant, type Reply, startTenant } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
@@ -164,11 +165,20 @@ test('secrets are shown once: no other answer holds one', async () => {
   for (const text of texts) assert.doesNotMatch(text, /whsec_|wb_live_|signing_secret|previous_secret/)
 })
 
-test('a key that was deleted is accepted by no process soon after', async (t) => {
-  const { sql, tenant } = await startTenant(t, { mode: 'api' })
+test('a key that was deleted is accepted by no process soon after, nor with a body that had begun before', async (t) => {
+  const { sql, service, tenant } = await startTenant(t, { mode: 'api' })
   assert.equal((await tenant.call('GET', '/v1/endpoints')).status, 200)
+  const body = '{"event_type":"late","payload":{}}'
+  const head = `POST /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${tenant.key}\r\nContent-Type: application/json\r\n`
+  let goOn = (_rest: string) => {}
+  const late = rawRequest(service.port, `${head}Content-Length: ${body.length}\r\n\r\n{`, (write) => {
+    goOn = write
+  })
   await sql`delete from waybill.api_keys where tenant_id = ${tenant.tenantId}`
   await waitFor(async () => (await tenant.call('GET', '/v1/endpoints')).status === 401, {
     what: 'the key to be refused',
   })
+  goOn(body.slice(1))
+  assert.equal((await late)?.status, 401)
+  assert.deepEqual(await sql`select from waybill.events`, [])
 })
