@@ -62,7 +62,8 @@ export type Lanes = {
  * - One that keeps finishing gets as many slots as its pace asks for. Any other gets at most a quarter of the slots that are
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
- * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave.
+ * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave, and all
+ *   of its endpoints at most seven eighths of the slots.
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
  *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
@@ -103,7 +104,10 @@ export function createLanes({
 
   const arriving = (lane: Lane, now: number) => (lane.arriving.until > now ? lane.arriving.count : 0)
 
-  const inHand = (lane: Lane, now: number) => lane.started.size + lane.waiting.length + arriving(lane, now)
+  /** How many slots it has, or has places for. */
+  const taken = (lane: Lane, now: number) => lane.started.size + arriving(lane, now)
+
+  const inHand = (lane: Lane, now: number) => taken(lane, now) + lane.waiting.length
 
   /** How many attempts the endpoint finishes in a window, as far as is known. */
   function paceOf(lane: Lane, now: number): number {
@@ -128,7 +132,7 @@ export function createLanes({
     stuck.clear()
     let hanging = 0
     for (const lane of lanes.values()) {
-      stuck.add(lane, stuckIn(lane, now))
+      stuck.add(lane, stuckIn(lane, now), taken(lane, now))
       for (const since of lane.started) {
         if (now - since <= HANGING_MS) break
         hanging++
@@ -167,6 +171,7 @@ export function createLanes({
     admit(claim) {
       const lane = laneOf(claim.endpointId, claim.tenantId)
       const now = clock()
+      countStuck(now)
       const hasPlace = arriving(lane, now) > 0
       lane.standing = claim.standing
       if (lane.arriving.count > 0) lane.arriving.count--
@@ -177,15 +182,16 @@ export function createLanes({
       const wasHeld = claim.atOnce !== null || claim.startAt !== null
       if (isNew && lane.held && !wasHeld && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
-      if (lane.started.size < limit) {
+      if (lane.started.size < limit && (hasPlace || stuck.roomOf(lane.tenantId) > 0)) {
         // A paced attempt is not under way before its time slot.
         claim.underWay = lane.started.join(Math.max(now, claim.startAt ?? 0))
       } else {
         const most = Math.max(inPatience(lane, now), isFresh(lane, now) ? share(lane, now) : 0)
-        if (claim.atOnce === 1 || lane.waiting.length >= most) return 'full'
+        // Without one under way, none would make room for it.
+        if (claim.atOnce === 1 || lane.started.size === 0 || lane.waiting.length >= most) return 'full'
         lane.waiting.push({ claim, since: now })
       }
-      if (isNew) stuck.add(lane, 1)
+      stuck.add(lane, isNew ? 1 : 0, claim.underWay && !hasPlace ? 1 : 0)
       return claim.underWay ? 'start' : 'wait'
     },
     next(claim, endedAt = clock()) {
@@ -231,11 +237,12 @@ export function createLanes({
       const count = Math.min(
         wanted,
         roomOf(lane, now) - before,
+        stuck.roomOf(lane.tenantId),
         isQuick ? Infinity : stuck.spareOf(lane.tenantId, standing),
       )
       if (count <= 0) return 0
       lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
-      if (!isQuick) stuck.add(lane, count)
+      stuck.add(lane, isQuick ? 0 : count, count)
       return count
     },
     giveBack(endpointId, count) {

@@ -6,6 +6,8 @@ const STANDINGS: Standing[] = ['failing', 'unsure', 'good']
 const noWorseThan = (standing: Standing) => STANDINGS.slice(STANDINGS.indexOf(standing))
 /** The part of a strained worker's slots for which endpoints of each standing, or of a worse one, contend. */
 const PARTS: Record<Standing, number> = { failing: 1 / 4, unsure: 7 / 8, good: 1 }
+/** The part that one tenant's attempts may take, however quick they are: its endpoints can begin to hang at any moment, all at once. */
+const TENANT_PART = 7 / 8
 
 /** How many are stuck for endpoints of each standing or of a worse one. */
 type Counts = Record<Standing, number>
@@ -19,6 +21,7 @@ const nothing = (): Counts => ({ failing: 0, unsure: 0, good: 0 })
 export function createStuckSlots(slots: number) {
   let counts = nothing()
   let byTenant = new Map<string, Counts>()
+  let takenBy = new Map<string, number>()
   let strainedUntil = -Infinity
 
   /** How many of the slots for which endpoints of a standing contend are not stuck. Of fewer than eight, all contend for the last. */
@@ -30,9 +33,12 @@ export function createStuckSlots(slots: number) {
     clear(): void {
       counts = nothing()
       byTenant = new Map()
+      takenBy = new Map()
     },
 
-    add({ tenantId, standing }: { tenantId: string; standing: Standing }, count: number): void {
+    /** `count` more are stuck, and `taken` more are taken, stuck or not. */
+    add({ tenantId, standing }: { tenantId: string; standing: Standing }, count: number, taken: number): void {
+      takenBy.set(tenantId, (takenBy.get(tenantId) ?? 0) + taken)
       if (count === 0) return
       const own = byTenant.get(tenantId) ?? nothing()
       byTenant.set(tenantId, own)
@@ -50,6 +56,9 @@ export function createStuckSlots(slots: number) {
     isStrained: (now: number) => now < strainedUntil,
 
     free,
+
+    /** How many more a tenant may take. */
+    roomOf: (tenantId: string) => Math.ceil(slots * TENANT_PART) - (takenBy.get(tenantId) ?? 0),
 
     /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */
     spareOf(tenantId: string, standing: Standing): number {

@@ -94,6 +94,20 @@ suite('lanes', () => {
     assert.equal(admit('healthy', 1).start, 1)
   })
 
+  test('a tenant whose endpoints were all quick, and begin to hang at once, leaves slots to others', () => {
+    const { admit, finish, tick } = setUp()
+    const hostile = Array.from({ length: 100 }, (_, n) => `turns ${n}`)
+    for (let step = 0; step < 100; step++) {
+      for (const one of hostile) admit(one, 1, { tenantId: 'hostile' })
+      tick(10)
+      for (const one of hostile) finish(one, 1)
+    }
+    let started = 0
+    for (const one of hostile) started += admit(one, 50, { tenantId: 'hostile' }).start
+    assert.equal(started, (SLOTS * 7) / 8)
+    assert.equal(admit('healthy', 1).start, 1)
+  })
+
   test('while endpoints of hundreds of tenants hang, those that are well have slots of their own, and a failing one gets its turn', () => {
     const { lanes, admit, finish, tick } = setUp()
     /** Has each of many tenants' endpoints admitted once, and returns how many attempts were started. */
