@@ -55,7 +55,7 @@ export function createDeliver(deps: {
     }))
     answered()
     const verdict = judge(outcome, new Date(performance.now() + claim.clockOffsetMs))
-    if (verdict.kind === 'failed') verdict.notBeforeSeconds = Math.max(verdict.notBeforeSeconds, spread(claim.tenantId))
+    if (verdict.kind === 'failed') verdict.notBeforeSeconds = spread(claim.tenantId, verdict.notBeforeSeconds)
     const recorded = await deps.record({ claim: sent, outcome, verdict })
     deps.log.info(attemptLine(claim, outcome, recorded), 'delivery.attempted')
     return recorded

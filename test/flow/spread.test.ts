@@ -22,3 +22,22 @@ test('what a tenant fails beyond that is retried 500 a second, and nobody elseâ€
   now += 60_000
   assert.equal(spread('storm'), 0, 'once it is over')
 })
+
+test('what receivers ask to have at one moment comes 500 a second from then on, and no sooner', () => {
+  let now = 0
+  const spread = createSpread(() => now)
+  const dues: number[] = []
+  // For ten minutes, until ten minutes later.
+  for (; now < 600_000; now += 10) {
+    const asked = 1200 - Math.floor(now / 1000)
+    const wait = spread('storm', asked)
+    assert.ok(wait >= asked)
+    dues.push(now / 1000 + wait)
+  }
+  const perSecond = Map.groupBy(dues, (due) => Math.floor(due)).values()
+  const most = Math.max(...perSecond.map((of) => of.length))
+  assert.ok(most <= 2100, `${most} in one second`)
+  assert.ok(Math.max(...dues) > 1315, 'the last of 60,000')
+  assert.ok(spread('storm') <= 1, 'what fails now')
+  assert.equal(spread('calm', 1200), 1200)
+})
