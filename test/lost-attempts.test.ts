@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createClaim } from '../src/flow/claim.ts'
+import { createClaim, unbundle } from '../src/flow/claim.ts'
+import { createInHand } from '../src/flow/in-hand.ts'
+import { createLog } from '../src/log.ts'
 import { createDatabase, waitingForLocks } from './support/database.ts'
 import { assertBooks, settled } from './support/deliveries.ts'
 import { startReceiver } from './support/receiver.ts'
@@ -107,5 +109,39 @@ test('deliveries are held, one after a lost attempt, while another of them is re
     await replay`update waybill.endpoint_stats set held = held`
   })
   await holding
+  await assertBooks(sql)
+})
+
+test('claims of two endpoints are held, one after a lost attempt, while others of both are, and at the first try', async (t) => {
+  const { sql, newSession, openPool, tenant } = await startTenant(t, { mode: 'api' })
+  const [first, second] = [
+    await tenant.createEndpoint('http://127.0.0.1:9/1'),
+    await tenant.createEndpoint('http://127.0.0.1:9/2'),
+  ]
+  const events = [(await tenant.publish()).event_id, (await tenant.publish()).event_id]
+  const { send } = await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 10 })
+  await unbundle(sql, send)
+  for (const claim of send) claim.bundle = null
+  const lost = send.find(({ eventId, endpointId }) => eventId === events[1] && endpointId === second.endpoint_id)!
+  lost.retryCount = 1
+  await sql`update pgboss.job set retry_count = 1 where id = ${lost.deliveryId}`
+  const log = createLog('silent')
+  const warned = t.mock.method(log, 'warn')
+  const inHand = createInHand({ pool: openPool({ max: 2 }), slots: 10, closing: new AbortController().signal, log })
+  const holding: Promise<void>[] = []
+  await newSession().begin(async (lock) => {
+    await lock`select from waybill.endpoint_stats where endpoint_id = ${first.endpoint_id} for update`
+    // The second has the counters of the endpoint that lost its attempt already when it waits behind the first.
+    for (const [nth, event] of events.entries()) {
+      const claims = send.filter(({ eventId }) => eventId === event)
+      holding.push(inHand.hold(claims, { counted: true }))
+      await waitFor(async () => (await waitingForLocks(sql, '%hold_claims%')) > nth, { what: 'it to wait' })
+    }
+  })
+  await Promise.all(holding)
+  assert.deepEqual(
+    warned.mock.calls.map(({ arguments: [, message] }) => message),
+    [],
+  )
   await assertBooks(sql)
 })
