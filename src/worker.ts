@@ -89,7 +89,7 @@ export async function startWorker(deps: {
       if (claim.startAt !== null) {
         await until(claim.startAt, closing.signal)
         // All that missed theirs would go out at once, beside those whose turn it is now. And the endpoint may have changed.
-        if (performance.now() > claim.startAt + MISSED_MS) return await inHand.hold([claim], { counted: true })
+        if (performance.now() > claim.startAt + MISSED_MS) return void (await inHand.holdMissed(claim))
       }
       // An endpoint that has finished nothing lately may hang, and has no open connection.
       if (lanes.pace(claim.endpointId) === 0) await turn()

@@ -81,6 +81,15 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     ).finally(() => letGo(claims))
   }
 
+  /** After the process was stopped, all that wait for their time slots have missed them at once. */
+  const holdMissed = createBatcher<Claim, null>({
+    max: MAX_GIVEN_BACK,
+    async run(claims) {
+      await hold(claims, { counted: true })
+      return claims.map(() => null)
+    },
+  })
+
   return {
     /** Takes a claim in hand, without a slot: `takeSlot` gives it one. */
     take(claim: ClaimedJob, occupy: () => () => void): void {
@@ -129,6 +138,9 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
      * attempts have been counted against the month's limit, and are taken off again.
      */
     hold,
+
+    /** The same for a single attempt that has missed its time slot. */
+    holdMissed,
 
     /**
      * Puts off a delivery that this process could not send, for `reason`: it is held, uses no retry, and comes again behind what

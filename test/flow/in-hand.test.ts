@@ -1,8 +1,11 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type { Claim, ClaimedJob } from '../../src/flow/claim.ts'
+import type { Pool } from '../../src/db/open.ts'
+import { type Claim, type ClaimedJob, createClaim } from '../../src/flow/claim.ts'
 import { createInHand } from '../../src/flow/in-hand.ts'
 import { createLog } from '../../src/log.ts'
+import { assertBooks } from '../support/deliveries.ts'
+import { startTenant } from '../support/service.ts'
 
 const claimOf = (id: string): ClaimedJob => ({
   tenantId: 'acme',
@@ -77,4 +80,30 @@ test('what cannot be put away is let go of, so that it lapses, and stops nobody'
     await putAway()
     assert.deepEqual(inHand.all(), [])
   }
+})
+
+test('attempts that miss their time slots at the same moment are held together', async (t) => {
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  for (let nth = 0; nth < 3; nth++) await tenant.publish()
+  const { send } = await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 10 })
+  assert.equal(send.length, 3)
+  let asked = 0
+  const pool = Object.assign(
+    ((...question: Parameters<Pool>) => {
+      asked++
+      return sql(...question)
+    }) as Pool,
+    sql,
+  )
+  const { holdMissed } = createInHand({
+    pool,
+    slots: 9,
+    closing: new AbortController().signal,
+    log: createLog('silent'),
+  })
+  await Promise.all(send.map(holdMissed))
+  assert.equal((await sql`select from waybill.deliveries where held`).length, 3)
+  assert.equal(asked, 1)
+  await assertBooks(sql)
 })
