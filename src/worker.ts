@@ -26,8 +26,11 @@ const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
 const MAX_CHORES = 4
-/** An attempt that is this late for its time slot, as after the process was stopped, does not use it any more. */
-const MISSED_MS = 1000
+/**
+ * An attempt that is this late for its time slot, as after the process was stopped, does not use it any more. With the half second
+ * for which slots are given ahead that makes two, after which a change of the endpoint applies.
+ */
+const MISSED_MS = 1500
 /** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
 const STARTS_A_TURN = 5
 
