@@ -71,7 +71,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
     await insist(
       () =>
-        // Attempts that lost their worker are counted before the rest of the batch, so that the counters' rows are locked out of order.
+        // Attempts that lost their worker are counted before the rest, so counters are locked out of order, and two may deadlock.
         retried(
           () => pool`
             select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(bundle), array_agg(n), ${counted})

@@ -14,9 +14,9 @@ type Counts = Record<Standing, number>
 const nothing = (): Counts => ({ failing: 0, unsure: 0, good: 0 })
 
 /**
- * How many slots of this process are stuck, and for whom. Usually all endpoints contend for all slots. When the worker is strained,
- * because endpoints of hundreds of tenants hang, an endpoint contends with those that are no better for a part of them, so that
- * those that are well do not wait for the others.
+ * How many slots of this process are stuck, and for whom, and how many each tenant has taken. Usually all endpoints contend for all
+ * slots. When the worker is strained, because endpoints of hundreds of tenants hang, an endpoint contends with those that are no
+ * better for a part of them, so that those that are well do not wait for the others.
  */
 export function createStuckSlots(slots: number) {
   let counts = nothing()
