@@ -1,11 +1,9 @@
 import { LRUCache } from 'lru-cache'
 import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { textList } from '../db/statement.ts'
-import { isSameJson } from '../json.ts'
-import { heavyTurn } from '../pacing.ts'
-import { createRequestRoom } from '../room.ts'
 import { createBatcher } from './batch.ts'
 import type { RatePlace } from './rate-counter.ts'
+import { createComparison, type Original } from './repeated.ts'
 
 /** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
 type PublishLimits = {
@@ -37,7 +35,7 @@ export type PublishResult = { rate: RatePlace } & (
   | { outcome: 'rate_limited' | 'counted' }
 )
 
-type Row = {
+type Row = Original & {
   outcome:
     | 'accepted'
     | 'counted'
@@ -47,13 +45,9 @@ type Row = {
     | 'fanout'
     | 'monthly_events'
     | 'monthly_attempts'
-  event_id: string
   delivery_ids: string[] | null
   /** `month` for the monthly limits. */
   details?: Reached | (Reached & { month: string }) | null
-  same_text?: boolean | null
-  original_type?: string | null
-  original_bytes?: number | null
   rate_limit: number
   rate_count: number
   window_start: Date
@@ -83,11 +77,6 @@ const MAX_BATCH_LENGTH = 512 * 1024
 /** What each delivery adds to that, so that a batch makes some five hundred at most. */
 const DELIVERY_LENGTH = 1024
 
-/** Room for payloads that are being compared with the originals of their idempotency keys, originals included. */
-const COMPARED_BYTES = 1024 * 1024
-/** How many times as long as a comparison took its room stays taken: a small request may have an original that takes long to read. */
-const REST = 9
-
 /**
  * Accepting events. The returned function resolves when the event, its deliveries, their jobs and all counters are
  * committed, or when the request is refused by a limit or its idempotency key. It rejects when the database fails: then
@@ -101,6 +90,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
    * more. That a key is taken says nothing of the next events.
    */
   const notPlain = new LRUCache<string, true>({ max: 10_000, ttl: 1000 })
+  const isRepeated = createComparison(pool)
   const settings = JSON.stringify(limits)
   const kindOf = (request: PublishRequest) => `${request.tenantId} ${eventOf(request)?.type}`
 
@@ -183,32 +173,6 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     await uncount(request, row)
   }
 
-  const room = createRequestRoom(COMPARED_BYTES)
-
-  /** Whether the request repeats the event of its key; null when that event is gone. */
-  async function isRepeated(request: PublishRequest, row: Row): Promise<boolean | null> {
-    const { tenantId } = request
-    const event = eventOf(request)
-    if (row.same_text) return true
-    if (event === null || event.type !== row.original_type) return false
-    // The largest count as half of the room, so that two tenants can compare one each.
-    const bytes = Math.min(event.payload.length + (row.original_bytes ?? 0), COMPARED_BYTES / 2)
-    const leave = await room.enter(tenantId, bytes)
-    let restMs = 0
-    try {
-      const [original] = await pool<{ payload: string }[]>`
-        select payload from waybill.events where tenant_id = ${tenantId} and event_id = ${row.event_id}`
-      if (!original) return null
-      await heavyTurn()
-      const began = performance.now()
-      const isSame = isSameJson(event.payload, original.payload)
-      restMs = REST * (performance.now() - began)
-      return isSame
-    } finally {
-      setTimeout(leave, restMs)
-    }
-  }
-
   /** Null when the request has to be submitted again. */
   async function answer(request: PublishRequest, row: Row): Promise<PublishResult | null> {
     const { outcome, event_id: eventId } = row
@@ -223,7 +187,8 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
       case 'accepted':
         return { rate, outcome, eventId, deliveryIds }
       case 'key_taken': {
-        const repeated = await isRepeated(request, row)
+        const event = eventOf(request)
+        const repeated = event !== null && (await isRepeated(request.tenantId, event, row))
         if (repeated === null) return null
         return repeated ? { rate, outcome: 'replayed', eventId, deliveryIds } : { rate, outcome: 'key_reused', eventId }
       }
