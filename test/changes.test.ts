@@ -294,3 +294,23 @@ test('an ordered endpoint that is told once more to be ordered makes its retry n
   assert.equal((await read()).next_attempt_at, next_attempt_at)
   assert.equal(receiver.receipts.length, 1)
 })
+
+test('whoever publishes does not wait while an endpoint that gets a new URL and an order has its retries hurried', async (t) => {
+  const receiver = await startReceiver(t)
+  const { sql, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '3600' } })
+  receiver.script('/old', 500, 200)
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url('/old'))
+  const [delivery] = (await tenant.publish()).delivery_ids
+  await waitFor(async () => (await sql`select from waybill.deliveries where status = 'retrying'`).length > 0)
+  let moved: Promise<{ status: number }>
+  await sql.begin(async (lock) => {
+    await lock`select from waybill.deliveries where delivery_id = ${delivery!} for update`
+    const body = { url: receiver.url('/new'), ordered: true }
+    moved = tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body })
+    await waitFor(async () => (await waitingForLocks(sql)) > 0, { what: 'the change to wait for the delivery' })
+    await tenant.publish()
+  })
+  assert.equal((await moved!).status, 200)
+  await receiver.until(3)
+  await receiver.until(1, { path: '/new' })
+})

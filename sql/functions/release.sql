@@ -137,9 +137,9 @@ set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hash
 as $$
 declare
   waiting constant uuid[] := array(
-    select delivery_id from waybill.deliveries d join waybill.endpoints e using (tenant_id, endpoint_id)
-    where tenant_id = tenant and endpoint_id = endpoint and e.ordered and not d.held and d.status in ('pending', 'retrying')
-    order by d.delivery_id limit 10000);
+    select delivery_id from waybill.deliveries
+    where tenant_id = tenant and endpoint_id = endpoint and not held and status in ('pending', 'retrying')
+    order by delivery_id limit 10000);
   hurried uuid[];
 begin
   -- By lists, not by joins: with the statistics of an emptier queue, a join would go through all of them for each.

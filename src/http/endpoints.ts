@@ -101,14 +101,14 @@ export function mountEndpoints(
         where p.tenant_id = ${tenant.tenantId} and p.endpoint_id = ${target} for update of p`
       if (before === undefined) throw notFound()
       const isMoved = body.url !== undefined && body.url !== before.url && before.failing
-      if ((body.is_active === true && !before.is_active) || isMoved)
-        await startAgain(sql, tenant.tenantId, target, before.ordered)
+      const startsAgain = (body.is_active === true && !before.is_active) || isMoved
+      // The one retry that comes first, for which all other deliveries wait. Deliveries are locked before the counters.
+      if ((body.ordered ?? before.ordered) && (startsAgain || !before.ordered))
+        await sql`select waybill.hurry_ordered(${tenant.tenantId}, ${target})`
+      if (startsAgain) await startAgain(sql, tenant.tenantId, target)
       const [updated] = await sql<EndpointRow[]>`
         update waybill.endpoints set ${assignments(body)}, updated_at = clock_timestamp() ${inactivity(before.is_active, body.is_active)}
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns}`
-      // From now on all other deliveries wait for the one retry that comes first.
-      if (body.ordered === true && !before.ordered)
-        await sql`select waybill.hurry_ordered(${tenant.tenantId}, ${target})`
       // Whatever has changed, held deliveries may be allowed now.
       await sql`select pg_notify('waybill_held', '')`
       return updated as EndpointRow
@@ -140,8 +140,7 @@ function inactivity(wasActive: boolean, isActive: boolean | undefined): Fragment
  * Gives an endpoint that was inactive, or failed at another URL, the benefit of the doubt: what was held goes out in growing
  * chunks or, if the endpoint is ordered, after the one retry that the others wait for.
  */
-async function startAgain(sql: Db, tenantId: string, endpointId: string, ordered: boolean): Promise<void> {
-  if (ordered) await sql`select waybill.hurry_ordered(${tenantId}, ${endpointId})`
+async function startAgain(sql: Db, tenantId: string, endpointId: string): Promise<void> {
   await sql`
     update waybill.endpoint_stats set failure_streak = 0, failing_since = null, probing = null, next_probe_at = null, failed_probes = 0,
       breaker = case when held > 0 then 'half_open' else 'closed' end::waybill.breaker,
