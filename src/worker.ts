@@ -14,6 +14,7 @@ import type { EndpointRules } from './flow/observe.ts'
 import { createPayloads } from './flow/payload.ts'
 import { createRecord } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
+import { createSpread, PER_SECOND } from './flow/spread.ts'
 import { startTakingBack } from './flow/take-back.ts'
 import { Line } from './line.ts'
 import type { Log } from './log.ts'
@@ -33,6 +34,11 @@ const MAX_CHORES = 4
 const MISSED_MS = 1500
 /** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
 const STARTS_A_TURN = 5
+/**
+ * How many retries for which a tenant has no slot come again a second, for each slot of the worker. Claiming one and giving it back
+ * takes a free slot for 6 ms, and a worker with few slots has but one free for that: others' retries wait behind them.
+ */
+const COME_AGAIN = 2.5
 
 /** The reason with which requests are interrupted when the grace is over. */
 const SHUTTING_DOWN = new Error('the worker is shutting down')
@@ -75,6 +81,7 @@ export async function startWorker(deps: {
   const chores = new Set<Promise<unknown>>()
   const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
   const claim = createClaim(claims, deps.monthlyAttempts)
+  const secondsToWait = createSpread({ perSecond: Math.min(PER_SECOND, COME_AGAIN * deps.concurrency) })
   const deliver = createDeliver({
     sender: deps.sender,
     withPayload: createPayloads({ pool, closing: closing.signal, log }),
@@ -148,18 +155,22 @@ export async function startWorker(deps: {
   const deliveries = startDispatcher({
     slots: deps.concurrency,
     log,
-    async fetch(kind, { max, thorough, occupy }) {
+    async fetch(kind, { max, thorough, occupy, isCrowding }) {
       const claimed = await claim({ kind, max, thorough })
       const full: Claim[] = []
+      const crowding: Claim[] = []
       for (const claim of claimed.send) {
         inHand.take(claim, occupy)
-        const verdict = lanes.admit(claim)
+        const verdict = isCrowding(claim.tenantId) ? 'crowding' : lanes.admit(claim)
         if (verdict === 'start') start(claim)
         if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
         if (verdict === 'full') full.push(claim)
+        if (verdict === 'crowding') crowding.push(claim)
       }
       const { hold: unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, occupy)
+      for (const [tenantId, claims] of Map.groupBy(crowding, ({ tenantId }) => tenantId))
+        await inBackground(() => inHand.postpone(claims, Math.max(1, ...claims.map(() => secondsToWait(tenantId)))))
       if (full.length > 0) await inBackground(() => inHand.hold(full, { counted: true }))
       if (unsendable.length > 0) await inBackground(() => inHand.hold(unsendable, { counted: false }))
       if (obsolete.length > 0) await inBackground(() => dropClaims(pool, obsolete))

@@ -158,6 +158,28 @@ suite('bundles', { concurrency: 2 }, () => {
     assert.equal(count, 16)
   })
 
+  test('claims that are given back for some seconds are due within the last of them, as retries, have used none, and say so', async (t) => {
+    const { sql, publish, claim, pool } = await start(t)
+    await publish(40)
+    const { send } = await claim({ kind: 'first', thorough: true, max: 100 })
+    await unclaim(pool, send, 30)
+    const waits = await sql<{ state: string; retries: number; seconds: number; as_told: boolean; is_retry: boolean }[]>`
+      select j.state::text, j.retry_count as retries, extract(epoch from j.start_after - d.updated_at)::float8 as seconds,
+        j.start_after = next_attempt_at as as_told, priority <= waybill.first_retry() as is_retry
+      from waybill.deliveries d cross join lateral (
+        select * from pgboss.job j where j.name = 'deliveries' and j.id = d.delivery_id) j`
+    assert.equal(waits.length, 40)
+    for (const { seconds, ...rest } of waits) {
+      assert.ok(seconds > 28.9 && seconds <= 30, `${seconds} s`)
+      assert.deepEqual(rest, { state: 'retry', retries: 0, as_told: true, is_retry: true })
+    }
+    assert.equal(new Set(waits.map(({ seconds }) => seconds)).size, 40, 'not all at once')
+    const [{ count } = { count: -1 }] = await sql<
+      { count: number }[]
+    >`select count::int from waybill.usage where metric = 'attempts'`
+    assert.equal(count, 0)
+  })
+
   test('a delivery that leaves its bundle has a job like that of any other', async (t) => {
     const { sql, publish, claim, pool } = await start(t)
     await publish(16)

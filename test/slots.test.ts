@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled, watchInFlight } from './support/deliveries.ts'
-import { startReceiver } from './support/receiver.ts'
+import { gate, startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -111,3 +111,34 @@ test('an endpoint that answered 500 once, and is paced, does not wait for those 
   await receiver.until(7, { path: '/hook' })
   for (const path of hanging) assert.equal(receiver.at(path).length, 2, 'they hang all the while')
 })
+
+for (const ordered of [false, true])
+  test(`retries of one tenant that hang${ordered ? ' at ordered endpoints' : ''} leave a slot for another’s, and come as there is room`, async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const receiver = await startReceiver(t)
+    const env = { RETRY_DELAY_SECONDS: '1', RETRY_DELAY_MAX_SECONDS: '1', WORKER_CONCURRENCY: '16' }
+    const service = await startService(t, { databaseUrl, env })
+    const crowd = await createTenant(service)
+    const hanging = gate()
+    // Of the three of an ordered endpoint, one at a time.
+    const firsts = ordered ? 10 : 30
+    for (let n = 0; n < 10; n++) {
+      const { endpoint_id } = await crowd.createEndpoint(receiver.url(`/crowd/${n}`))
+      await crowd.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered } })
+      const failures = Array<number>(firsts / 10).fill(500)
+      receiver.script(`/crowd/${n}`, 500, ...failures.slice(1), hanging.reply)
+    }
+    await publishMany(sql, crowd.tenantId, 3)
+    const retried = () => receiver.receipts.length - firsts
+    await waitFor(() => retried() === 7, { what: 'all but one of the slots of retries to be taken' })
+    const tenant = await createTenant(service)
+    await tenant.createEndpoint(receiver.url('/hook'))
+    receiver.script('/hook', 500, 200)
+    await tenant.publish()
+    await receiver.until(2, { path: '/hook' })
+    assert.equal(retried() - 2, 7)
+    hanging.open()
+    await settled(sql)
+    assert.equal(retried() - 2, 30, 'each was sent twice')
+    await assertBooks(sql)
+  })

@@ -180,6 +180,24 @@ test('what is due in a while as it should be is left so, also beside what is men
   )
 })
 
+test('a retry that was given back for a minute keeps its time, or if that was tomorrow, waits for a minute from now', async (t) => {
+  const { sql } = await createWithEndpoint(t)
+  for (let n = 0; n < 2; n++) await publishMany(sql, 'acme', 1)
+  const jobs = await sql<{ id: string }[]>`
+    update pgboss.job set state = 'active', started_on = now(), heartbeat_on = now() where name = 'deliveries' returning id`
+  await sql`select waybill.unclaim(${jobs.map(({ id }) => id)}::uuid[], '{0,0}', 60)`
+  await sql`
+    update pgboss.job set start_after = start_after + interval '1 day', heartbeat_on = heartbeat_on + interval '1 day' where id = ${jobs[0]!.id}`
+  await createClockMender(sql, 300)()
+  const waits = await sql<{ id: string; seconds: number; is_new: boolean }[]>`
+    select id, extract(epoch from start_after - now())::float8 as seconds, started_on is null as is_new from pgboss.job where name = 'deliveries'`
+  assert.equal(waits.length, 2)
+  for (const { id, seconds, is_new } of waits) {
+    assert.ok(seconds > 45 && seconds <= 60, `${id === jobs[0]!.id ? 'mended' : 'as it was'}: ${seconds} s`)
+    assert.ok(is_new, 'uses no retry')
+  }
+})
+
 test('what comes from tomorrow is mended while others change it', async (t) => {
   const { sql, openPool } = await createWithEndpoint(t)
   // One by one, so that each has a job of its own.

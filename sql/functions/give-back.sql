@@ -2,24 +2,38 @@
 -- planner that knows nothing of the queue yet, or believes it short, would go through all of it for each batch, just when an
 -- outage has made it long.
 
--- Gives claims back as if they had not been made: due at once, no retry spent, nothing counted. Claims that have lapsed are left
--- alone. Returns how many were given back.
-create or replace function waybill.unclaim(ids uuid[], retry_counts int[]) returns bigint language plpgsql
+-- Gives claims back: no retry spent, nothing counted. They are due at once, as if they had not been made, or if given, within the last
+-- of so many `seconds`, as retries. Claims that have lapsed are left alone. Returns how many were given back.
+--
+-- `seconds` is there since version 0.1.19.
+drop function if exists waybill.unclaim(uuid[], int[]);
+create or replace function waybill.unclaim(ids uuid[], retry_counts int[], seconds int default null) returns bigint language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$
 declare
-  tenants text[];
+  given record;
 begin
   with given as (
-    -- started_on decides whether pg-boss's next fetch counts a retry.
-    update pgboss.job j set state = 'created', started_on = null, heartbeat_on = null, priority = waybill.place_again(j.priority)
-    from unnest(ids, retry_counts) as u (id, retry_count)
+    -- started_on decides whether pg-boss's next fetch counts a retry. What is due later has the state of retries and the time of now,
+    -- or it would be taken for due before the database's clock was set back (flow/clock-set-back.ts).
+    update pgboss.job j set state = case when due is null then 'created' else 'retry' end::pgboss.job_state, started_on = null,
+      heartbeat_on = case when due is not null then now() end, start_after = coalesce(due, j.start_after),
+      priority = case when due is null then waybill.place_again(j.priority) else waybill.retry_priority(due) end
+    from (
+      select id, retry_count, now() + (seconds - random()) * interval '1 second' as due from unnest(ids, retry_counts) as c (id, retry_count)
+    ) u
     where j.name = 'deliveries' and j.id = any(ids) and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
-    returning j.data ->> 'tenant_id' as tenant_id
+    returning j.data ->> 'tenant_id' as tenant_id, j.id, due
   )
-  select coalesce(array_agg(tenant_id), '{}') into tenants from given;
-  perform waybill.refund_attempts(tenants);
-  return cardinality(tenants);
+  select coalesce(array_agg(tenant_id order by id), '{}') as tenants, array_agg(id order by id) as ids, array_agg(due order by id) as dues
+  into given from given;
+  if seconds is not null then
+    update waybill.deliveries d set next_attempt_at = due, updated_at = now() from unnest(given.tenants, given.ids, given.dues) as g (tenant_id, id, due)
+    where d.tenant_id = g.tenant_id and d.delivery_id = g.id
+      and d.delivery_id between given.ids[1] and given.ids[cardinality(given.ids)];
+  end if;
+  perform waybill.refund_attempts(given.tenants);
+  return cardinality(given.tenants);
 end $$;
 
 -- Takes claimed deliveries out of the queue: their rows wait, `held`, until waybill.release_held queues them again with the

@@ -48,7 +48,12 @@ export type Claim = {
 }
 
 /** `freeSlot` is null while it has no slot. `isAnswered`: its request is over, its slot free, and its record not stored yet. */
-type Hand = { place: Place<ClaimedJob>; occupy: () => () => void; freeSlot: (() => void) | null; isAnswered: boolean }
+type Hand = {
+  place: Place<ClaimedJob>
+  occupy: (tenantId: string) => () => void
+  freeSlot: (() => void) | null
+  isAnswered: boolean
+}
 
 /** What it takes to put a claimed job away. */
 export type ClaimedJob = Pick<
@@ -206,12 +211,15 @@ export function fromClaims(claims: ClaimedJob[]): Fragment {
     having count(*) > 0`
 }
 
-/** Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. */
-export async function unclaim(pool: Pool, claims: Claim[]): Promise<void> {
+/**
+ * Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. The deliveries are due at
+ * once or, if given, in so many `seconds`, as retries.
+ */
+export async function unclaim(pool: Pool, claims: Claim[], seconds: number | null = null): Promise<void> {
   await pool.begin(async (sql) => {
     await unbundle(sql, claims)
     const own = claims.map((claim) => ({ ...claim, bundle: null }))
-    await sql`select waybill.unclaim(array_agg(c.id), array_agg(n)) ${fromClaims(own)}`
+    await sql`select waybill.unclaim(array_agg(c.id), array_agg(n), ${seconds}) ${fromClaims(own)}`
   })
 }
 

@@ -77,7 +77,8 @@ async function mendDeadLetters(pool: Pool): Promise<void> {
 /**
  * Makes first attempts due at once, lets the wait of retries that were last claimed in the future begin now, and treats claims as
  * just touched; a retry that is due later than any may be becomes due at once. Returns how many jobs there were, at most
- * `MAX_BATCH`. Columns that are null stay null: by `started_on` pg-boss tells a retry.
+ * `MAX_BATCH`. Columns that are null stay null: by `started_on` pg-boss tells a retry. One that
+ * was given back has the time of that in `heartbeat_on` instead (waybill.unclaim).
  */
 async function mendJobs(pool: Pool): Promise<number> {
   // In two statements: Postgres 18 crashes when a single one locks rows, finds them changed meanwhile, and then prunes partitions
@@ -89,11 +90,12 @@ async function mendJobs(pool: Pool): Promise<number> {
         case state
           when 'created' then now()
           when 'retry' then case
-            when started_on > now() + interval '5 seconds' then greatest(now(), start_after - (started_on - now())) else now() end
+            when coalesce(started_on, heartbeat_on) > now() + interval '5 seconds'
+            then greatest(now(), start_after - (coalesce(started_on, heartbeat_on) - now())) else now() end
           else start_after end as due
       from pgboss.job where name = ${DELIVERIES} and (
         state = 'created' and start_after > now() + interval '5 seconds'
-        or state = 'retry' and (started_on > now() + interval '5 seconds'
+        or state = 'retry' and (coalesce(started_on, heartbeat_on) > now() + interval '5 seconds'
           or start_after > now() + (greatest(retry_delay_max, ${MAX_RETRY_AFTER_SECONDS}) + 5) * interval '1 second')
         or state = 'active' and heartbeat_on > now() + interval '5 seconds')
       limit ${MAX_BATCH} for update skip locked

@@ -6,12 +6,21 @@ import { createThoroughness } from './thorough.ts'
 /** First attempts and retries are fetched separately, so that neither can starve the other. */
 export type Kind = 'first' | 'retry'
 
+type Fetch = {
+  max: number
+  thorough: boolean
+  occupy: (tenantId: string) => () => void
+  isCrowding: (tenantId: string) => boolean
+}
+
 /** Nobody is notified when a retry becomes due, so an idle dispatcher looks this often. */
 const POLL_MS = 500
 /** The pause between fetches when few slots are free: a fetch for several costs no more than one for a single slot. */
 const PAUSE_MS = 5
 /** Six bundles (sql/functions/bundles.sql). More at once would often be more than an endpoint may have waiting here, and be held. */
 const MAX_BATCH = 96
+/** The part that one tenant's retries may take of the slots that other tenants leave to retries. */
+const TENANT_PART = 7 / 8
 
 /**
  * Keeps `slots` filled: fetches as many items as there are free slots, never more, so that a slow receiver blocks one slot and
@@ -20,15 +29,17 @@ const MAX_BATCH = 96
  *
  * `fetch` claims at most `max` items and returns whether there are more. Usually it goes on from where claiming has got to; now and
  * then it searches the whole queue (`thorough`). For each item under way it occupies a slot with `occupy`, and calls the returned
- * function when the item ends; calling it again does nothing. `wake` announces first attempts, and if `retries` those too.
+ * function when the item ends; calling it again does nothing. `isCrowding` tells whether a tenant's retries have taken so many slots
+ * that no more of them may start. `wake` announces first attempts, and if `retries` those too.
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
-  fetch: (kind: Kind, how: { max: number; thorough: boolean; occupy: () => () => void }) => Promise<boolean>
+  fetch: (kind: Kind, how: Fetch) => Promise<boolean>
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
   const { slots } = options
   const inHand = { first: 0, retry: 0 }
+  const retriesOf = new Map<string, number>()
   /** Whether the last fetch left some. */
   const backlog = { first: false, retry: false }
   /** Whether some may have come since the last fetch. */
@@ -39,13 +50,21 @@ export function startDispatcher(options: {
   let looks = 0
   const look = { first: createThoroughness(), retry: createThoroughness() }
 
-  function occupy(kind: Kind): () => void {
+  function count(kind: Kind, tenantId: string, more: 1 | -1): void {
+    inHand[kind] += more
+    if (kind === 'first') return
+    const own = (retriesOf.get(tenantId) ?? 0) + more
+    if (own === 0) retriesOf.delete(tenantId)
+    else retriesOf.set(tenantId, own)
+  }
+
+  function occupy(kind: Kind, tenantId: string): () => void {
     let isOccupied = true
-    inHand[kind]++
+    count(kind, tenantId, 1)
     return () => {
       if (!isOccupied) return
       isOccupied = false
-      inHand[kind]--
+      count(kind, tenantId, -1)
       if (announced.first || announced.retry || backlog.first || backlog.retry) loop.wake()
     }
   }
@@ -54,7 +73,14 @@ export function startDispatcher(options: {
     const max = Math.min(Math.floor(room), most[kind])
     if (max <= 0) return
     announced[kind] = false
-    const asked = look[kind]((thorough) => options.fetch(kind, { max, thorough, occupy: () => occupy(kind) }))
+    const asked = look[kind]((thorough) =>
+      options.fetch(kind, {
+        max,
+        thorough,
+        occupy: (tenantId) => occupy(kind, tenantId),
+        isCrowding: (tenantId) => kind === 'retry' && isCrowding(tenantId),
+      }),
+    )
     backlog[kind] = await asked.catch((error: unknown) => {
       most[kind] = Math.ceil(max / 2)
       throw error
@@ -63,7 +89,13 @@ export function startDispatcher(options: {
   }
 
   const free = () => slots - inHand.first - inHand.retry
-  const freeForRetries = () => Math.min(free(), Math.floor(Math.max(1, slots / (backlog.first ? 4 : 2))) - inHand.retry)
+  const mostRetries = () => Math.floor(Math.max(1, slots / (backlog.first ? 4 : 2)))
+  const freeForRetries = () => Math.min(free(), mostRetries() - inHand.retry)
+
+  function isCrowding(tenantId: string): boolean {
+    const own = retriesOf.get(tenantId) ?? 0
+    return own >= Math.max(1, Math.floor(TENANT_PART * (mostRetries() - (inHand.retry - own))))
+  }
 
   async function run(): Promise<boolean> {
     if (free() <= 0) return false

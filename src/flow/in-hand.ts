@@ -41,9 +41,9 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     Object.assign(told, { at: performance.now(), since: 0 })
   }
 
-  function takeSlot({ hand }: ClaimedJob): void {
+  function takeSlot({ tenantId, hand }: ClaimedJob): void {
     if (hand?.freeSlot !== null) return
-    hand.freeSlot = hand.occupy()
+    hand.freeSlot = hand.occupy(tenantId)
     waiting--
   }
 
@@ -92,7 +92,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
   return {
     /** Takes a claim in hand, without a slot: `takeSlot` gives it one. */
-    take(claim: ClaimedJob, occupy: () => () => void): void {
+    take(claim: ClaimedJob, occupy: (tenantId: string) => () => void): void {
       claim.hand = { place: kept.join(claim), occupy, freeSlot: null, isAnswered: false }
       waiting++
     },
@@ -131,6 +131,14 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
         log.error({ err: error, deliveries: claims.length }, 'worker.hand_back_failed'),
       )
       letGo(claims)
+    },
+
+    /** Gives claims back, to come again in so many seconds. They stay in hand until that is done, as in `hold`. */
+    async postpone(claims: Claim[], seconds: number): Promise<void> {
+      await insist(
+        () => unclaim(pool, claims, seconds),
+        (error) => log.warn({ err: error, deliveries: claims.length }, 'postpone.waiting'),
+      ).finally(() => letGo(claims))
     },
 
     /**

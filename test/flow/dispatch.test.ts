@@ -21,7 +21,7 @@ function start(t: TestContext, waiting: Record<Kind, number>, { slots = 80, keep
       await new Promise((resolve) => setImmediate(resolve))
       const found = Math.min(max, waiting[kind])
       waiting[kind] -= found
-      for (let n = 0; n < found; n++) if (keep) ends.push({ kind, end: occupy() })
+      for (let n = 0; n < found; n++) if (keep) ends.push({ kind, end: occupy('acme') })
       seen.most = Math.max(seen.most, ends.length)
       return waiting[kind] > 0
     },
@@ -51,6 +51,36 @@ suite('the dispatcher', () => {
     }
     await waitFor(() => inHand('first') + inHand('retry') === 80)
     assert.ok(inHand('retry') >= 10 && inHand('retry') <= 21, `${inHand('retry')} of 80 are retries`)
+  })
+
+  test('one tenant’s retries get seven eighths of what the others leave, and there is always room for one more tenant', async (t) => {
+    const seen: number[][] = []
+    const { stop } = startDispatcher({
+      slots: 128,
+      log,
+      async fetch(kind, { occupy, isCrowding }) {
+        if (kind === 'first') {
+          assert.equal(isCrowding('a'), false)
+          return false
+        }
+        const fill = (tenantId: string) => {
+          const ends = []
+          while (!isCrowding(tenantId)) ends.push(occupy(tenantId))
+          return ends
+        }
+        const a = fill('a')
+        const alone = ['b', 'c', 'd'].map((tenantId) => fill(tenantId).length)
+        for (const end of a.splice(-20)) end()
+        seen.push([a.length + 20, ...alone], [fill('a').length, fill('b').length])
+        return false
+      },
+    })
+    t.after(stop)
+    await waitFor(() => seen.length > 0)
+    assert.deepEqual(seen.slice(0, 2), [
+      [56, 7, 1, 1],
+      [12, 5],
+    ])
   })
 
   test('a slot is freed once, however often its end is told', async (t) => {

@@ -4,14 +4,14 @@ import { createSpread } from '../../src/flow/spread.ts'
 
 test('failures that come all at once, or no faster than they can be retried, make no retry later', () => {
   let now = 0
-  const spread = createSpread(() => now)
+  const spread = createSpread({ clock: () => now })
   for (let n = 0; n < 1000; n++) assert.equal(spread('a'), 0)
   for (; now < 60_000; now += 2) assert.ok(spread('a') <= 1)
 })
 
 test('what a tenant fails beyond that is retried 500 a second, and nobody elseâ€™s retry is later for it', () => {
   let now = 0
-  const spread = createSpread(() => now)
+  const spread = createSpread({ clock: () => now })
   const waits: number[] = []
   for (; now < 10_000; now++) waits.push(now / 1000 + spread('storm'))
   const perSecond = Map.groupBy(waits, (due) => Math.floor(due)).values()
@@ -25,7 +25,7 @@ test('what a tenant fails beyond that is retried 500 a second, and nobody elseâ€
 
 test('what receivers ask to have at one moment comes 500 a second from then on, and no sooner', () => {
   let now = 0
-  const spread = createSpread(() => now)
+  const spread = createSpread({ clock: () => now })
   const dues: number[] = []
   // For ten minutes, until ten minutes later.
   for (; now < 600_000; now += 10) {
@@ -40,4 +40,15 @@ test('what receivers ask to have at one moment comes 500 a second from then on, 
   assert.ok(Math.max(...dues) > 1315, 'the last of 60,000')
   assert.ok(spread('storm') <= 1, 'what fails now')
   assert.equal(spread('calm', 1200), 1200)
+})
+
+test('at a slower pace, what comes all at once is not later, and the rest comes at that pace', () => {
+  let now = 0
+  const spread = createSpread({ perSecond: 40, clock: () => now })
+  for (let n = 0; n < 1000; n++) assert.ok(spread('a') <= 1)
+  let last = 0
+  for (let n = 0; n < 1000; n++) last = spread('a')
+  assert.ok(last >= 24 && last <= 26, `${last} s`)
+  now += 60_000
+  assert.equal(spread('a'), 0)
 })
