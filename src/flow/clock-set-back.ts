@@ -77,8 +77,8 @@ async function mendDeadLetters(pool: Pool): Promise<void> {
 /**
  * Makes first attempts due at once, lets the wait of retries that were last claimed in the future begin now, and treats claims as
  * just touched; a retry that is due later than any may be becomes due at once. Returns how many jobs there were, at most
- * `MAX_BATCH`. Columns that are null stay null: by `started_on` pg-boss tells a retry. One that
- * was given back has the time of that in `heartbeat_on` instead (waybill.unclaim).
+ * `MAX_BATCH`. Columns that are null stay null: by `started_on` pg-boss tells a retry. One that was given back has the time of that
+ * in `heartbeat_on` instead (waybill.unclaim).
  */
 async function mendJobs(pool: Pool): Promise<number> {
   // In two statements: Postgres 18 crashes when a single one locks rows, finds them changed meanwhile, and then prunes partitions

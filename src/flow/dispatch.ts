@@ -39,6 +39,7 @@ export function startDispatcher(options: {
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
   const { slots } = options
   const inHand = { first: 0, retry: 0 }
+  /** How many slots each tenant's retries have. */
   const retriesOf = new Map<string, number>()
   /** Whether the last fetch left some. */
   const backlog = { first: false, retry: false }
