@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { PgBoss } from 'pg-boss'
 import { PATIENCE_MS, type Pool } from './db/open.ts'
+import { foldCounts } from './flow/fold-counts.ts'
 import { makePartitions } from './flow/partitions.ts'
 import { runRetention } from './flow/retention.ts'
 import type { Log } from './log.ts'
@@ -9,6 +10,8 @@ const RETENTION = 'retention'
 const PARTITIONS = 'partitions'
 /** A missed run does no harm: partitions are made a week ahead. */
 const PARTITIONS_CRON = '7 * * * *'
+const COUNTS = 'attempt_counts'
+const COUNTS_CRON = '22 * * * *'
 const QUEUE_CLOCK = 'queue_clock'
 const QUEUE_CLOCK_CRON = '37 * * * *'
 
@@ -19,7 +22,7 @@ const QUEUE_CLOCK_CRON = '37 * * * *'
  */
 export async function startMaintenance(deps: {
   upkeep: Pool
-  /** Its statements may take as long as a day's rows need. */
+  /** Its statements may take as long as a day's rows need, or all counts of many tenants. */
   retention: Pool
   boss: PgBoss
   retentionDays: number
@@ -31,6 +34,7 @@ export async function startMaintenance(deps: {
   const work: [string, string, () => Promise<unknown>][] = [
     [RETENTION, deps.retentionCron, () => runRetention(retention, { days: deps.retentionDays, apply: true, log })],
     [PARTITIONS, PARTITIONS_CRON, () => makePartitions(upkeep)],
+    [COUNTS, COUNTS_CRON, () => foldCounts(retention)],
     [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => rebaseQueue(upkeep)],
   ]
   for (const [name, cron, run] of work) {

@@ -6,7 +6,7 @@ import { createDatabase } from './support/database.ts'
 import { ADMIN_KEY, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
-const SCHEDULED = ['partitions', 'queue_clock', 'retention']
+const SCHEDULED = ['attempt_counts', 'partitions', 'queue_clock', 'retention']
 
 /** Has the worker do the scheduled work now. */
 async function makeDue(url: string, names: string[]): Promise<void> {
@@ -22,6 +22,7 @@ test('scheduled work that fails says so in the log, and is tried again', async (
   await sql`alter function waybill.make_partitions rename to gone_1`
   await sql`alter function waybill.rebase_queue rename to gone_2`
   await sql`alter table waybill.idempotency_keys rename to gone_3`
+  await sql`alter table waybill.attempt_counts rename to gone_4`
   await makeDue(url, SCHEDULED)
   for (const name of SCHEDULED) {
     const line = await worker.logged(`${name}.failed`)
@@ -68,7 +69,7 @@ test('a statement of retention may take an hour, on its schedule and on demand',
       insert into public.noted values (current_setting('statement_timeout'));
       return null;
     end $$;
-    create trigger note after delete on waybill.attempt_counts execute function public.note()`)
+    create trigger note after delete on waybill.idempotency_keys execute function public.note()`)
   // Else there is one more at 03:17 UTC.
   const service = await startService(t, { databaseUrl: url, env: { RETENTION_CRON: '0 0 29 2 *' } })
   await makeDue(url, ['retention'])

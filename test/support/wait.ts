@@ -1,10 +1,15 @@
-const DAY_MS = 86_400_000
+const HOUR_MS = 3_600_000
 
-/** Waits for midnight UTC, if it is near: for a test that must not see a day, a month or a window of a day end. */
-export async function passMidnight(nearMs = 20_000): Promise<void> {
-  const leftMs = DAY_MS - (Date.now() % DAY_MS)
+async function passEndOf(lengthMs: number, nearMs: number): Promise<void> {
+  const leftMs = lengthMs - (Date.now() % lengthMs)
   if (leftMs < nearMs) await new Promise((resolve) => setTimeout(resolve, leftMs + 10))
 }
+
+/** Waits for the end of the hour, if it is near: for a test that must not see it. */
+export const passHour = (nearMs = 20_000) => passEndOf(HOUR_MS, nearMs)
+
+/** Waits for midnight UTC, if it is near: for a test that must not see a day, a month or a window of a day end. */
+export const passMidnight = (nearMs = 20_000) => passEndOf(24 * HOUR_MS, nearMs)
 
 type Waiting = { timeoutMs?: number; intervalMs?: number; what?: string }
 

@@ -1,0 +1,58 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { foldCounts } from '../../src/flow/fold-counts.ts'
+import { settled } from '../support/deliveries.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { createTenant, startTenant, type Tenant } from '../support/service.ts'
+import { passHour } from '../support/wait.ts'
+
+test("counts older than health's 24 hours are summed up by tenant and day, and nobody is told anything else", async (t) => {
+  await passHour()
+  const receiver = await startReceiver(t)
+  receiver.script('/hook', 500, 200)
+  const { sql, openPool, service, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '1' } })
+  const other = await createTenant(service)
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url('/hook'))
+  await tenant.publish()
+  await settled(sql)
+  // Four endpoints of either tenant for three days: a success, a failure, no response and a broken 2xx in each hour. More tenants
+  // than one statement looks at, of which the last has some, too.
+  await sql`
+    insert into waybill.tenants (tenant_id, tenant_slug) select 'zz_' || lpad(n::text, 3, '0'), 'zz-' || n from generate_series(1, 120) n`
+  await sql`
+    insert into waybill.attempt_counts (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
+    select tenant, md5(tenant || e)::uuid, date_trunc('hour', now(), 'utc') - h * interval '1 hour', code, e + h, e, 10 * h
+    from unnest(array[${tenant.tenantId}, ${other.tenantId}, 'zz_120']) tenant, generate_series(1, 4) e, generate_series(0, 72) h,
+      unnest(array[200, 503, 0, -202]) code`
+
+  const told = async (one: Tenant) => (await one.call('GET', '/v1/metrics/summary')).body
+  const health = async () => (await tenant.call('GET', `/v1/endpoints/${endpoint_id}/health`)).body
+  const recent = () =>
+    sql`select * from waybill.attempt_counts where hour > date_trunc('hour', now(), 'utc') - interval '24 hours' order by 1, 2, 3, 4`
+  const older = () => sql`
+    select tenant_id, date_trunc('day', hour, 'utc') as day, status_code, sum(attempts) as attempts, sum(retries) as retries, sum(duration_ms) as ms
+    from waybill.attempt_counts where hour <= date_trunc('hour', now(), 'utc') - interval '24 hours' group by 1, 2, 3 order by 1, 2, 3`
+  const all = async () => [await told(tenant), await told(other), await health(), await older(), await recent()]
+
+  const before = await all()
+  assert.equal(before[0].attempts_by_status_code[503], 4 * 73 * 36 + 73 * 10)
+  const pool = openPool({ max: 2 })
+  await Promise.all([foldCounts(pool), foldCounts(pool)])
+  assert.deepEqual(await all(), before)
+  const folded = await sql`
+    select distinct endpoint_id from waybill.attempt_counts where hour <= date_trunc('hour', now(), 'utc') - interval '24 hours'`
+  assert.deepEqual(folded, [{ endpoint_id: '00000000-0000-0000-0000-000000000000' }])
+  const rows = async () => (await sql`select from waybill.attempt_counts`).length
+  const left = await rows()
+  const days = new Set((before[3] as { day: Date }[]).map(({ day }) => day.getTime())).size
+  assert.equal(left, (before[4] as unknown[]).length + 3 * 4 * days)
+
+  // An hour later one more is due, and added to what its day has.
+  await sql`
+    update waybill.attempt_counts set hour = hour - interval '1 hour'
+    where endpoint_id <> '00000000-0000-0000-0000-000000000000' and hour = date_trunc('hour', now(), 'utc') - interval '23 hours'`
+  const later = await all()
+  await foldCounts(pool)
+  assert.deepEqual(await all(), later)
+  assert.ok((await rows()) < left)
+})
