@@ -22,7 +22,7 @@ const deps: Partial<AppDeps> = {
   baseUrl: () => 'http://localhost:8080',
   headerPrefix: 'service',
 }
-const app = createApp({ ...deps, limits: { rateLimits: {} } } as AppDeps)
+const app = createApp({ ...deps, rateLimits: {} } as AppDeps)
 const served = await app.request('/openapi.json')
 const document = `${JSON.stringify(await served.json(), null, 2)}\n`
 writeFileSync(DOCUMENT, document)

@@ -9,9 +9,10 @@ import { startSweep } from './flow/sweep.ts'
 import { createApp } from './http/app.ts'
 import { createAuth } from './http/auth.ts'
 import { HEALTH_PATIENCE_MS } from './http/health.ts'
-import type { ServiceLimits } from './http/limits.ts'
 import { listen } from './http/listen.ts'
+import type { RateLimits } from './http/rate-limit.ts'
 import { createReads } from './http/reads.ts'
+import type { Limits } from './http/tenants.ts'
 import type { Log } from './log.ts'
 import { startMaintenance } from './maintenance.ts'
 import { migrate, requireMigrated } from './migrate.ts'
@@ -82,7 +83,7 @@ export async function startService(options: Options): Promise<{ port: number }> 
   await requireKeys(retention, secretBox)
   await warnUnlessDurable(pool, log)
 
-  const auth = createAuth(pool, database.adminApiKey)
+  const auth = createAuth(pool, database.adminApiKey, serviceLimits(config))
   if (mode !== 'worker') await pool.listen('waybill_tenants', auth.forget)
   let port = config.PORT
   const app = createApp({
@@ -99,7 +100,7 @@ export async function startService(options: Options): Promise<{ port: number }> 
       monthly_attempts: config.MONTHLY_ATTEMPT_LIMIT,
     }),
     rateCounter: createRateCounter(pool, config.RATE_LIMIT_WINDOW_SECONDS),
-    limits: serviceLimits(config),
+    rateLimits: rateLimits(config),
     secretBox,
     allow: config.EGRESS_ALLOW,
     log,
@@ -188,20 +189,21 @@ const endpointRules = (config: Config): EndpointRules => ({
   disableAfterSeconds: config.ENDPOINT_DISABLE_DAYS * 86_400,
 })
 
-const serviceLimits = (config: Config): ServiceLimits => ({
-  maxEndpoints: config.MAX_ENDPOINTS,
-  maxFanoutEndpoints: config.MAX_FANOUT_ENDPOINTS,
-  maxPayloadBytes: config.MAX_PAYLOAD_BYTES,
-  monthlyEvents: config.MONTHLY_EVENT_LIMIT,
-  monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
-  rateLimits: {
-    windowSeconds: config.RATE_LIMIT_WINDOW_SECONDS,
-    limits: {
-      'events:write': config.RATE_LIMIT_EVENTS_WRITE,
-      'endpoints:write': config.RATE_LIMIT_ENDPOINTS_WRITE,
-      'deliveries:replay': config.RATE_LIMIT_DELIVERIES_REPLAY,
-      read: config.RATE_LIMIT_READ,
-    },
+const serviceLimits = (config: Config): Limits => ({
+  monthly_events: config.MONTHLY_EVENT_LIMIT,
+  monthly_attempts: config.MONTHLY_ATTEMPT_LIMIT,
+  max_endpoints: config.MAX_ENDPOINTS,
+  max_fanout_endpoints: config.MAX_FANOUT_ENDPOINTS,
+  max_payload_bytes: config.MAX_PAYLOAD_BYTES,
+  events_write_rate: config.RATE_LIMIT_EVENTS_WRITE,
+})
+
+const rateLimits = (config: Config): RateLimits => ({
+  windowSeconds: config.RATE_LIMIT_WINDOW_SECONDS,
+  limits: {
+    'endpoints:write': config.RATE_LIMIT_ENDPOINTS_WRITE,
+    'deliveries:replay': config.RATE_LIMIT_DELIVERIES_REPLAY,
+    read: config.RATE_LIMIT_READ,
   },
 })
 

@@ -15,10 +15,10 @@ import { mountEndpointHealth } from './endpoint-health.ts'
 import { mountEndpoints } from './endpoints.ts'
 import { mountEvents } from './events.ts'
 import { mountHealth } from './health.ts'
-import { mountLimits, type ServiceLimits } from './limits.ts'
+import { mountLimits } from './limits.ts'
 import { mountMetrics } from './metrics.ts'
 import { mountPublish } from './publish.ts'
-import { createRateLimit } from './rate-limit.ts'
+import { createRateLimit, type RateLimits } from './rate-limit.ts'
 import type { Reads } from './reads.ts'
 import { mountRetention } from './retention.ts'
 import { type App, createMount, type Env } from './route.ts'
@@ -43,16 +43,16 @@ export type AppDeps = {
   baseUrl: () => string
   /** For the description of the outbound requests. */
   headerPrefix: string
-  limits: ServiceLimits
+  rateLimits: RateLimits
   rotationOverlapSeconds: number
   retentionDays: number
 }
 
 /** The HTTP application: every route in modes `all` and `api`, only health in mode `worker`. */
 export function createApp(deps: AppDeps): App {
-  const { log, limits } = deps
+  const { log } = deps
   const app: App = new OpenAPIHono<Env>({ getPath: pathOf })
-  const rateLimit = createRateLimit(deps.rateCounter, limits.rateLimits)
+  const rateLimit = createRateLimit(deps.rateCounter, deps.rateLimits)
   const mount = createMount({ app, auth: deps.auth, rateLimit })
 
   // Only at this level: routes without middleware cost less.
@@ -97,13 +97,13 @@ export function createApp(deps: AppDeps): App {
 
   mountHealth(mount, { ...deps, pool: deps.pulse })
   if (deps.mode !== 'worker') {
-    mountPublish(mount, { ...deps, rateLimit, maxPayloadBytes: limits.maxPayloadBytes })
+    mountPublish(mount, { ...deps, rateLimit })
     mountEvents(mount, deps)
-    mountEndpoints(mount, { ...deps, maxEndpoints: limits.maxEndpoints })
+    mountEndpoints(mount, deps)
     mountEndpointHealth(mount, deps)
-    mountDeliveries(mount, { ...deps, monthlyAttempts: limits.monthlyAttempts })
+    mountDeliveries(mount, deps)
     mountMetrics(mount, deps)
-    mountLimits(mount, { ...limits, pool: deps.pool, egressExemptions: deps.allow.map((range) => range.text) })
+    mountLimits(mount, deps)
     mountTenants(mount, deps)
     mountRetention(mount, deps)
     mountDocs(mount, app, () => ({ version: deps.version, baseUrl: deps.baseUrl(), headerPrefix: deps.headerPrefix }))

@@ -5,9 +5,10 @@ import { AppError } from '../errors.ts'
 import { createBatcher } from '../flow/batch.ts'
 import { hashApiKey } from '../secrets.ts'
 import { createUnaskedRoom } from './body.ts'
-import type { TenantLimits } from './tenants.ts'
+import type { Limits } from './tenants.ts'
 
-export type Tenant = { tenantId: string; limits: TenantLimits }
+/** `limits`: its own, or the service's where it has none. */
+export type Tenant = { tenantId: string; limits: Limits }
 
 export type Auth = {
   /**
@@ -28,7 +29,7 @@ const CACHE_MS = 5000
  * Bearer keys. Tenant keys are looked up by their SHA-256, so that timing reveals nothing about them, and cached, so that a
  * request needs no query.
  */
-export function createAuth(pool: Pool, adminKey: string): Auth {
+export function createAuth(pool: Pool, adminKey: string, serviceLimits: Limits): Auth {
   const adminHash = hashApiKey(adminKey)
   /** Keys that were found when they were last looked up, and when that was asked, however long ago. */
   const found = new LRUCache<string, { tenant: Tenant; askedAt: number }>({ max: 10_000 })
@@ -41,13 +42,15 @@ export function createAuth(pool: Pool, adminKey: string): Auth {
     max: 500,
     patienceMs: PATIENCE_MS,
     async run(hashes) {
-      const rows = await pool<{ tenant_id: string | null; limits: TenantLimits }[]>`
+      const rows = await pool<{ tenant_id: string | null; limits: Partial<Limits> }[]>`
         select t.tenant_id, t.limits
         from unnest(${hashes.map((keyHash) => keyHash.toString('hex'))}::text[]) with ordinality as asked (key_hash, i)
         left join waybill.api_keys k on k.key_hash = decode(asked.key_hash, 'hex')
         left join waybill.tenants t using (tenant_id)
         order by i`
-      return rows.map(({ tenant_id, limits }) => (tenant_id === null ? null : { tenantId: tenant_id, limits }))
+      return rows.map(({ tenant_id, limits }) =>
+        tenant_id === null ? null : { tenantId: tenant_id, limits: { ...serviceLimits, ...limits } },
+      )
     },
   })
 

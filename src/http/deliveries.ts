@@ -136,8 +136,7 @@ type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | un
 const TOO_MUCH = { path: 'since', message: 'the list took too long to read: narrow it by since and until' }
 
 /** Reading deliveries and their attempts, and replaying them. */
-export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; monthlyAttempts: number }): void {
-  const { pool, reads } = deps
+export function mountDeliveries(mount: Mount, { pool, reads }: { pool: Pool; reads: Reads }): void {
   const replayNow = createReplay<DeliveryRow>(pool, deliveryColumns)
 
   async function list(c: Context<Env>, tenant: Tenant, query: Filters): Promise<Response> {
@@ -190,7 +189,7 @@ export function mountDeliveries(mount: Mount, deps: { pool: Pool; reads: Reads; 
 
   /** Without an attempt left this month, a replayed delivery would only be dead-lettered again. */
   async function requireAttempts(tenant: Tenant): Promise<void> {
-    const limit = tenant.limits.monthly_attempts ?? deps.monthlyAttempts
+    const limit = tenant.limits.monthly_attempts
     const { attempts: current, end } = await readUsage(pool, tenant.tenantId)
     if (current >= limit) throw new AppError('monthly_attempts', { limit, current, resets_at: end })
   }

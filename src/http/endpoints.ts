@@ -40,7 +40,6 @@ export function mountEndpoints(
     reads: Reads
     secretBox: SecretBox
     allow: readonly AddressRange[]
-    maxEndpoints: number
     rotationOverlapSeconds: number
   },
 ): void {
@@ -51,7 +50,7 @@ export function mountEndpoints(
   const endpointId = (params: { endpoint_id: string }) => recordId(params.endpoint_id, 'endpoint_not_found')
 
   mount.tenant(route.create, { action: 'endpoints:write' }, async (c, tenant, { body }) => {
-    const limit = tenant.limits.max_endpoints ?? deps.maxEndpoints
+    const limit = tenant.limits.max_endpoints
     const secret = makeSigningSecret()
     const row = await pool.begin(async (sql) => {
       // The tenant's row is locked, so that endpoints created at once count each other.

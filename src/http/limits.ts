@@ -1,5 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db/open.ts'
+import type { AddressRange } from '../egress/address.ts'
 import { RATE_ACTIONS, type RateAction } from '../flow/rate-counter.ts'
 import type { Tenant } from './auth.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
@@ -110,25 +111,17 @@ const getSafety = createRoute({
   },
 })
 
-/** The service's own limits; a tenant's overrides take precedence. */
-export type ServiceLimits = {
-  maxEndpoints: number
-  maxFanoutEndpoints: number
-  maxPayloadBytes: number
-  monthlyEvents: number
-  monthlyAttempts: number
-  rateLimits: RateLimits
-}
+const hardOf = ({ limits: { max_endpoints, max_fanout_endpoints, max_payload_bytes } }: Tenant) => ({
+  max_endpoints,
+  max_fanout_endpoints,
+  max_payload_bytes,
+})
 
 /** What a tenant has used and what it may use. */
-export function mountLimits(mount: Mount, deps: ServiceLimits & { pool: Pool; egressExemptions: string[] }): void {
-  const { pool } = deps
-  const hard = ({ limits }: Tenant) => ({
-    max_endpoints: limits.max_endpoints ?? deps.maxEndpoints,
-    max_fanout_endpoints: limits.max_fanout_endpoints ?? deps.maxFanoutEndpoints,
-    max_payload_bytes: limits.max_payload_bytes ?? deps.maxPayloadBytes,
-  })
-
+export function mountLimits(
+  mount: Mount,
+  { pool, rateLimits, allow }: { pool: Pool; rateLimits: RateLimits; allow: readonly AddressRange[] },
+): void {
   mount.tenant(getUsage, { action: 'read' }, async (c, { tenantId }) => {
     const { start, end, events, attempts } = await readUsage(pool, tenantId)
     return c.json(
@@ -145,25 +138,19 @@ export function mountLimits(mount: Mount, deps: ServiceLimits & { pool: Pool; eg
   })
 
   mount.tenant(getLimits, { action: 'read' }, async (c, tenant) => {
-    const monthly = {
-      events: tenant.limits.monthly_events ?? deps.monthlyEvents,
-      attempts: tenant.limits.monthly_attempts ?? deps.monthlyAttempts,
-    }
-    return c.json({ ok: true, monthly, hard: hard(tenant) }, 200)
+    const { monthly_events: events, monthly_attempts: attempts } = tenant.limits
+    return c.json({ ok: true, monthly: { events, attempts }, hard: hardOf(tenant) }, 200)
   })
 
   mount.tenant(getSafety, { action: 'read' }, async (c, tenant) => {
-    const { windowSeconds, limits } = deps.rateLimits
-    const own: Record<RateAction, number> = {
-      ...limits,
-      'events:write': tenant.limits.events_write_rate ?? limits['events:write'],
-    }
+    const { windowSeconds, limits } = rateLimits
+    const own: Record<RateAction, number> = { 'events:write': tenant.limits.events_write_rate, ...limits }
     const rates = Object.entries(own).map(([action, limit]) => [action, { limit, window_seconds: windowSeconds }])
     return c.json(
       {
         ok: true,
         rate_limits: Object.fromEntries(rates),
-        hard_limits: hard(tenant),
+        hard_limits: hardOf(tenant),
         protections: {
           ssrf_protection: true,
           payload_size_limit: true,
@@ -172,7 +159,7 @@ export function mountLimits(mount: Mount, deps: ServiceLimits & { pool: Pool; eg
           monthly_limits: true,
           rate_limiting: Object.values(own).some((limit) => limit > 0),
         },
-        egress_exemptions: deps.egressExemptions,
+        egress_exemptions: allow.map((range) => range.text),
       },
       200,
     )

@@ -80,13 +80,10 @@ export function mountPublish(
   deps: {
     publish: (request: PublishRequest) => Promise<PublishResult>
     rateLimit: RateLimit
-    maxPayloadBytes: number
     log: Log
   },
 ): void {
   const { publish, rateLimit, log } = deps
-  const maxPayloadBytes = (tenant: Tenant) => tenant.limits.max_payload_bytes ?? deps.maxPayloadBytes
-
   const unasked = createUnaskedRoom()
 
   /** Until when, at the least, a tenant's rate window is full, unless its limit changes. */
@@ -110,7 +107,7 @@ export function mountPublish(
     publishEvent,
     {
       action: null,
-      maxPayloadBytes,
+      maxPayloadBytes: ({ limits }) => limits.max_payload_bytes,
       async beforeBody(tenant, c) {
         if (isFull(tenant)) await unasked.run(tenant.tenantId, unaskedBytes(c), () => count(c, tenant, 'unread'))
       },
@@ -119,7 +116,7 @@ export function mountPublish(
     async (c, tenant, { body, headers, text }) => {
       const payloadText = sliceMember(text, 'payload') ?? ''
       const actualBytes = Buffer.byteLength(payloadText)
-      const limitBytes = maxPayloadBytes(tenant)
+      const limitBytes = tenant.limits.max_payload_bytes
       if (actualBytes > limitBytes) {
         await count(c, tenant, 'refused')
         throw new AppError('payload_too_large', { limit_bytes: limitBytes, actual_bytes: actualBytes })

@@ -4,7 +4,9 @@ import type { RateAction, RateCounter, RatePlace } from '../flow/rate-counter.ts
 import type { Tenant } from './auth.ts'
 import type { Env } from './route.ts'
 
-export type RateLimits = { windowSeconds: number; limits: Record<RateAction, number> }
+/** Those that are counted here: not what the publish transaction counts. */
+export type CountedAction = Exclude<RateAction, 'events:write'>
+export type RateLimits = { windowSeconds: number; limits: Record<CountedAction, number> }
 
 /** Counts a request against its action's window, and says where it stands. */
 export function createRateLimit(counter: RateCounter, { windowSeconds, limits }: RateLimits) {
@@ -31,7 +33,7 @@ export function createRateLimit(counter: RateCounter, { windowSeconds, limits }:
 
   return {
     apply,
-    async count(c: Context<Env>, tenant: Tenant, action: RateAction): Promise<void> {
+    async count(c: Context<Env>, tenant: Tenant, action: CountedAction): Promise<void> {
       const limit = limits[action]
       if (limit > 0) apply(c, tenant, action, await counter({ tenantId: tenant.tenantId, action, limit }))
     },

@@ -2,13 +2,12 @@ import type { IncomingMessage } from 'node:http'
 import type { OpenAPIHono, RouteConfig, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import { AppError, type FieldProblem } from '../errors.ts'
-import type { RateAction } from '../flow/rate-counter.ts'
 import { createRequestRoom } from '../room.ts'
 import type { Answer } from './answer.ts'
 import type { Auth, Tenant } from './auth.ts'
 import { expectedBytes, readJson, unaskedBytes } from './body.ts'
 import { startDeadline } from './deadline.ts'
-import type { RateLimit } from './rate-limit.ts'
+import type { CountedAction, RateLimit } from './rate-limit.ts'
 
 export type Env = {
   Bindings: { incoming: IncomingMessage; outgoing: Answer }
@@ -47,7 +46,7 @@ const SLOW_BODY_MS = 1000
 
 type TenantOptions = {
   /** The rate limit that the request counts against, or null when the handler counts it itself. */
-  action: RateAction | null
+  action: CountedAction | null
   /** How large a payload the body may carry; without one, bodies are small. */
   maxPayloadBytes?: (tenant: Tenant) => number
   /** If it throws, that answers the request, and its body is not read. */

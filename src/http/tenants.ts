@@ -10,25 +10,22 @@ import type { Mount } from './route.ts'
 import { answers, id, jsonBody, ok, ownTenant, tenantId, text, timestamp } from './schemas.ts'
 
 const limit = z.int('must be a whole number').min(0, 'must be at least 0').max(Number.MAX_SAFE_INTEGER)
-const tenantLimits = z
-  .strictObject({
-    monthly_events: limit.openapi({ format: 'int64' }),
-    monthly_attempts: limit.openapi({ format: 'int64' }),
-    max_endpoints: limit.max(100_000, 'must be at most 100000'),
-    max_fanout_endpoints: limit.max(100_000, 'must be at most 100000'),
-    max_payload_bytes: limit.min(2, 'must be at least 2').max(16_777_216, 'must be at most 16777216'),
-    events_write_rate: limit
-      .max(1_000_000_000, 'must be at most 1000000000')
-      .openapi({ description: 'Publishes per rate window; 0: no limit.' }),
-  })
-  .partial()
-  .openapi('TenantLimits', {
-    example: { monthly_events: 2_000_000 },
-    description: 'This tenant’s own limits, above or below the service’s; where one is absent, the service’s applies.',
-  })
+const allLimits = z.strictObject({
+  monthly_events: limit.openapi({ format: 'int64' }),
+  monthly_attempts: limit.openapi({ format: 'int64' }),
+  max_endpoints: limit.max(100_000, 'must be at most 100000'),
+  max_fanout_endpoints: limit.max(100_000, 'must be at most 100000'),
+  max_payload_bytes: limit.min(2, 'must be at least 2').max(16_777_216, 'must be at most 16777216'),
+  events_write_rate: limit
+    .max(1_000_000_000, 'must be at most 1000000000')
+    .openapi({ description: 'Publishes per rate window; 0: no limit.' }),
+})
+const tenantLimits = allLimits.partial().openapi('TenantLimits', {
+  example: { monthly_events: 2_000_000 },
+  description: 'This tenant’s own limits, above or below the service’s; where one is absent, the service’s applies.',
+})
 
-/** What a tenant overrides of the service's limits. */
-export type TenantLimits = z.infer<typeof tenantLimits>
+export type Limits = z.infer<typeof allLimits>
 
 const tenantBody = z.strictObject({
   tenant_id: tenantId,
