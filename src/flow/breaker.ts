@@ -42,14 +42,14 @@ const HALF_OPEN_FAILURES = 3
  * open, with two attempts at once and one more for each that succeeds, until it takes as many as any other, or nothing is held:
  * waiting for the latter would never end if a backlog grew by more than twice the ramp in each round. A probe is an ordinary
  * attempt of a delivery and uses one of its retries; while the breaker is open nothing else is sent and no other retry is used.
- * Pure.
+ * Pure. Returns `now` itself where nothing changes.
  */
 export function nextBreaker(now: Breaker, seen: Evidence, rules: BreakerRules): Breaker {
   const reopen = (failedProbes: number): Breaker => ({
     state: 'open',
     ramp: null,
     failedProbes,
-    probeInSeconds: Math.min(rules.probeMaxSeconds, rules.probeSeconds * 2 ** Math.min(failedProbes, 30)),
+    probeInSeconds: Math.min(rules.probeMaxSeconds, rules.probeSeconds * 2 ** failedProbes),
   })
   if (now.state === 'closed') {
     const failing = seen.failureStreak >= rules.failures && seen.failingSeconds >= rules.seconds

@@ -64,9 +64,8 @@ function moveBreakers(endpoints: EndpointStats[], results: Result[], rules: Endp
     (endpoint) => endpoint.breaker !== 'closed' || endpoint.failure_streak >= rules.failures,
   )
   return suspects.flatMap((endpoint) => {
-    const all = results.filter(({ claim }) => claim.endpointId === endpoint.endpoint_id)
-    const theirs = all.filter(({ outcome }) => outcome !== null)
-    const successes = theirs.filter(({ ending }) => ending === 'delivered').length
+    const own = results.filter(({ claim }) => claim.endpointId === endpoint.endpoint_id)
+    const probe = own.find(({ claim }) => claim.deliveryId === endpoint.probing)
     const now: Breaker = {
       state: endpoint.breaker,
       ramp: endpoint.ramp,
@@ -76,20 +75,16 @@ function moveBreakers(endpoints: EndpointStats[], results: Result[], rules: Endp
     const next = nextBreaker(
       now,
       {
-        successes,
-        probeFailed: theirs.some(
-          ({ claim, ending }) => claim.deliveryId === endpoint.probing && ending !== 'delivered',
-        ),
-        probeUnmade: all.some(({ claim, outcome }) => claim.deliveryId === endpoint.probing && outcome === null),
+        successes: own.filter(({ ending }) => ending === 'delivered').length,
+        probeFailed: probe !== undefined && probe.outcome !== null && probe.ending !== 'delivered',
+        probeUnmade: probe?.outcome === null,
         failureStreak: endpoint.failure_streak,
         failingSeconds: endpoint.failing_seconds,
         held: endpoint.held,
       },
       rules,
     )
-    return next.state === now.state && next.ramp === now.ramp && next.probeInSeconds === null
-      ? []
-      : [{ endpoint, next }]
+    return next === now ? [] : [{ endpoint, next }]
   })
 }
 
