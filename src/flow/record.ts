@@ -85,11 +85,10 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
         },
       )
       for (const change of changes) deps.log.warn(change, 'endpoint.state_changed')
-      const byDelivery = new Map(results.map((result) => [result.claim.deliveryId, result]))
+      const byClaim = new Map(results.map((result) => [result.claim, result]))
       const holding = new Set(endpoints.filter(({ held }) => held > 0).map((endpoint) => endpoint.endpoint_id))
       return attempts.map(({ claim }) => {
-        const stored = byDelivery.get(claim.deliveryId)
-        const result = stored?.claim === claim ? stored : undefined
+        const result = byClaim.get(claim)
         return {
           settled: result !== undefined,
           nextAttemptAt: result?.nextAttemptAt ?? null,
