@@ -38,14 +38,14 @@ export function createAuth(pool: Pool, adminKey: string, serviceLimits: Limits):
   const room = createUnaskedRoom()
 
   /** In batches: a flood of unknown keys must not keep the connections that everybody else needs. */
-  const find = createBatcher<Buffer, Tenant | null>({
+  const find = createBatcher<string, Tenant | null>({
     max: 500,
     patienceMs: PATIENCE_MS,
-    async run(hashes) {
+    async run(keyHashes) {
       const rows = await pool<{ tenant_id: string | null; limits: Partial<Limits> }[]>`
         select t.tenant_id, t.limits
-        from unnest(${hashes.map((keyHash) => keyHash.toString('hex'))}::text[]) with ordinality as asked (key_hash, i)
-        left join waybill.api_keys k on k.key_hash = decode(asked.key_hash, 'hex')
+        from unnest(${keyHashes}::text[]) with ordinality as asked (key_hash, i)
+        left join waybill.api_keys k on k.key_hash = decode(asked.key_hash, 'base64')
         left join waybill.tenants t using (tenant_id)
         order by i`
       return rows.map(({ tenant_id, limits }) =>
@@ -54,21 +54,21 @@ export function createAuth(pool: Pool, adminKey: string, serviceLimits: Limits):
     },
   })
 
-  async function lookUp(id: string, key: string): Promise<Tenant> {
+  async function lookUp(keyHash: string): Promise<Tenant> {
     const askedAt = performance.now()
-    const tenant = await find(hashApiKey(key))
+    const tenant = await find(keyHash)
     if (tenant === null) {
-      found.delete(id)
+      found.delete(keyHash)
       throw new AppError('invalid_api_key')
     }
-    found.set(id, { tenant, askedAt })
+    found.set(keyHash, { tenant, askedAt })
     return tenant
   }
 
   /** Those that need the same key share its look-up. */
-  function ask(id: string, key: string): Promise<Tenant> {
-    const asked = asking.get(id) ?? lookUp(id, key).finally(() => asking.delete(id))
-    asking.set(id, asked)
+  function ask(keyHash: string): Promise<Tenant> {
+    const asked = asking.get(keyHash) ?? lookUp(keyHash).finally(() => asking.delete(keyHash))
+    asking.set(keyHash, asked)
     return asked
   }
 
@@ -76,11 +76,11 @@ export function createAuth(pool: Pool, adminKey: string, serviceLimits: Limits):
     async tenant(authorization, bytes) {
       const key = bearerToken(authorization)
       if (!key.startsWith('wb_live_')) throw new AppError('invalid_api_key')
-      const id = hash('sha256', key, 'base64')
-      const known = found.get(id)
+      const keyHash = hash('sha256', key, 'base64')
+      const known = found.get(keyHash)
       if (known && known.askedAt > Math.max(forgottenAt, performance.now() - CACHE_MS)) return known.tenant
       // All keys that nobody knows have one share of the room together: anybody can make up as many as they like.
-      return await room.run(known ? id : '', bytes, () => ask(id, key))
+      return await room.run(known ? keyHash : '', bytes, () => ask(keyHash))
     },
     admin(authorization) {
       if (!timingSafeEqual(hashApiKey(bearerToken(authorization)), adminHash)) throw new AppError('invalid_admin_key')
