@@ -14,7 +14,7 @@ const NOT_HERE_MS = 1000
 const TELL_MS = 1000
 /** How many answered attempts per slot may wait to be recorded without one: a busy worker records 100 while it makes the next. */
 const UNRECORDED = 1.5
-const MAX_GIVEN_BACK = 1000
+const MAX_PUT_AWAY = 1000
 
 /**
  * What a worker has claimed and not let go of yet, whether under way or waiting for its endpoint or its time slot, and the ways
@@ -58,14 +58,17 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     }
   }
 
+  const inBatches = (putAway: (claims: Claim[]) => Promise<void>) =>
+    createBatcher<Claim, null>({
+      max: MAX_PUT_AWAY,
+      async run(claims) {
+        await putAway(claims)
+        return claims.map(() => null)
+      },
+    })
+
   /** When the grace is over, all interrupted attempts are given back at once, and there is a second for it. */
-  const giveBack = createBatcher<Claim, null>({
-    max: MAX_GIVEN_BACK,
-    async run(claims) {
-      await unclaim(pool, claims)
-      return claims.map(() => null)
-    },
-  })
+  const giveBack = inBatches((claims) => unclaim(pool, claims))
 
   /** The claims stay in hand until their deliveries are held: one that lapses counts as an attempt whose worker was lost. */
   async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
@@ -82,13 +85,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   }
 
   /** After the process was stopped, all that wait for their time slots have missed them at once. */
-  const holdMissed = createBatcher<Claim, null>({
-    max: MAX_GIVEN_BACK,
-    async run(claims) {
-      await hold(claims, { counted: true })
-      return claims.map(() => null)
-    },
-  })
+  const holdMissed = inBatches((claims) => hold(claims, { counted: true }))
 
   return {
     /** Takes a claim in hand, without a slot: `takeSlot` gives it one. */
