@@ -35,35 +35,18 @@ export type PublishResult = { rate: RatePlace } & (
   | { outcome: 'rate_limited' | 'counted' }
 )
 
-type Row = Original & {
-  outcome:
-    | 'accepted'
-    | 'counted'
-    | 'key_taken'
-    | 'try_again'
-    | 'rate_limited'
-    | 'fanout'
-    | 'monthly_events'
-    | 'monthly_attempts'
-  delivery_ids: string[] | null
-  /** `month` for the monthly limits. */
-  details?: Reached | (Reached & { month: string }) | null
-  rate_limit: number
-  rate_count: number
-  window_start: Date
-  window_left: number
-}
+type RateColumns = { rate_limit: number; rate_count: number; window_start: Date; window_left: number }
+
+type Row = RateColumns &
+  Original & {
+    outcome: Exclude<PublishResult['outcome'], 'replayed' | 'key_reused'> | 'key_taken' | 'try_again'
+    delivery_ids: string[] | null
+    /** `month` for the monthly limits. */
+    details?: Reached | (Reached & { month: string }) | null
+  }
 
 /** What waybill.publish_plain answers, for all events together. */
-type PlainRow = {
-  event_ids: string[]
-  delivery_ids: string[]
-  items: number[]
-  rate_limit: number
-  rate_count: number
-  window_start: Date
-  window_left: number
-}
+type PlainRow = RateColumns & { event_ids: string[]; delivery_ids: string[]; items: number[] }
 
 /** One round finds an idempotency key whose event retention has removed, the next publishes; one more in case retention runs meanwhile. */
 const MAX_ROUNDS = 3
