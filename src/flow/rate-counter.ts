@@ -18,8 +18,9 @@ const MAX_WAITING = 2000
  * the rest is refused as `service overloaded`.
  */
 export function createRateCounter(pool: Pool, windowSeconds: number) {
-  type Asked = { tenantId: string; action: RateAction; limit: number }
-  const count = createBatcher<Asked, RatePlace>({
+  type Asked = { tenantId: string; action: RateAction }
+  type Counted = Omit<RatePlace, 'limit'>
+  const count = createBatcher<Asked, Counted>({
     max: 500,
     owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
@@ -40,16 +41,11 @@ export function createRateCounter(pool: Pool, windowSeconds: number) {
           (count - count(*) over (partition by tenant_id, action)
           + row_number() over (partition by tenant_id, action order by i))::int as place
         from asked join counted using (tenant_id, action) order by i`
-      return rows.map((row, index) => ({
-        limit: asked[index]?.limit ?? 0,
-        count: row.place,
-        windowStart: row.window_start,
-        secondsLeft: row.window_left,
-      }))
+      return rows.map((row) => ({ count: row.place, windowStart: row.window_start, secondsLeft: row.window_left }))
     },
   })
   const room = createRequestRoom(MAX_WAITING, { maxWaiting: MAX_WAITING })
-  return (asked: Asked): Promise<RatePlace> => room.run(asked.tenantId, 1, () => count(asked))
+  return (asked: Asked): Promise<Counted> => room.run(asked.tenantId, 1, () => count(asked))
 }
 
 export type RateCounter = ReturnType<typeof createRateCounter>

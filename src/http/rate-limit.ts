@@ -35,7 +35,7 @@ export function createRateLimit(counter: RateCounter, { windowSeconds, limits }:
     apply,
     async count(c: Context<Env>, tenant: Tenant, action: CountedAction): Promise<void> {
       const limit = limits[action]
-      if (limit > 0) apply(c, tenant, action, await counter({ tenantId: tenant.tenantId, action, limit }))
+      if (limit > 0) apply(c, tenant, action, { limit, ...(await counter({ tenantId: tenant.tenantId, action })) })
     },
   }
 }

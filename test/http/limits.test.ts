@@ -501,7 +501,7 @@ test('of requests that are counted together each has the place of its own tenant
     ['zeta', 'endpoints:write'],
   ] as const
   const batch = async () => {
-    const places = await Promise.all(asked.map(([tenantId, action]) => count({ tenantId, action, limit: 10 })))
+    const places = await Promise.all(asked.map(([tenantId, action]) => count({ tenantId, action })))
     return places.map((place) => place.count)
   }
   assert.deepEqual(await batch(), [1, 1, 1, 2, 2, 1])
@@ -512,7 +512,7 @@ test('of a flood only a tenant’s share is counted, and nobody else waits for a
   const { count } = await startCounting(t, 86_400)
   const order: string[] = []
   const ask = (tenantId: string) =>
-    count({ tenantId, action: 'read', limit: 10 }).then(({ count: place }) => {
+    count({ tenantId, action: 'read' }).then(({ count: place }) => {
       order.push(tenantId)
       return place
     })
@@ -527,7 +527,7 @@ test('of a flood only a tenant’s share is counted, and nobody else waits for a
 
 test('a request whose window has ended meanwhile counts in the next one, which others have begun and filled', async (t) => {
   const { sql, count } = await startCounting(t, 86_400)
-  const asked = { tenantId: 'acme', action: 'read', limit: 5 } as const
+  const asked = { tenantId: 'acme', action: 'read' } as const
   await count(asked)
   const [next] = await sql<{ start: Date }[]>`
     update waybill.rate_windows set window_start = window_start + interval '1 day', count = 5 returning window_start as start`
