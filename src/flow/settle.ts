@@ -8,9 +8,6 @@ import type { AttemptRecord } from './record.ts'
 type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
 export type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | null }
 
-/** The fence of a delivery that has left its bundle, if it was in one. */
-const ownFenceOf = ({ claim }: AttemptRecord) => fenceOf({ ...claim, bundle: null })
-
 /** A 410 from a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed. */
 async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
   const gone = attempts.filter(({ verdict }) => verdict.kind === 'gone').map(({ claim }) => claim)
@@ -55,12 +52,12 @@ export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Resu
   const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
   const retries = new Map<string, Date | null>()
   if (failed.length > 0) {
-    await unbundle(
-      sql,
-      failed.map(({ claim }) => claim),
-    )
+    const claims = failed.map(({ claim }) => claim)
+    await unbundle(sql, claims)
+    // Each has a job of its own now.
+    const fences = claims.map((claim) => fenceOf({ ...claim, bundle: null }))
     const settled = await sql<{ delivery_id: string; next_attempt_at: Date | null }[]>`
-      select * from waybill.settle_failed(${failed.map(({ claim }) => claim.deliveryId)}::uuid[], ${failed.map(ownFenceOf)}::text[],
+      select * from waybill.settle_failed(${claims.map(({ deliveryId }) => deliveryId)}::uuid[], ${fences}::text[],
         ${failed.map(({ verdict }) => (verdict.kind === 'failed' ? verdict.notBeforeSeconds : 0))}::int[])`
     for (const { delivery_id, next_attempt_at } of settled) retries.set(delivery_id, next_attempt_at)
   }
