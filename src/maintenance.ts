@@ -6,13 +6,9 @@ import { makePartitions } from './flow/partitions.ts'
 import { runRetention } from './flow/retention.ts'
 import type { Log } from './log.ts'
 
-const RETENTION = 'retention'
-const PARTITIONS = 'partitions'
 /** A missed run does no harm: partitions are made a week ahead. */
 const PARTITIONS_CRON = '7 * * * *'
-const COUNTS = 'attempt_counts'
 const COUNTS_CRON = '22 * * * *'
-const QUEUE_CLOCK = 'queue_clock'
 const QUEUE_CLOCK_CRON = '37 * * * *'
 
 /**
@@ -32,10 +28,10 @@ export async function startMaintenance(deps: {
   const { upkeep, retention, boss, log } = deps
   let stopping = false
   const work: [string, string, () => Promise<unknown>][] = [
-    [RETENTION, deps.retentionCron, () => runRetention(retention, { days: deps.retentionDays, apply: true, log })],
-    [PARTITIONS, PARTITIONS_CRON, () => makePartitions(upkeep)],
-    [COUNTS, COUNTS_CRON, () => foldCounts(retention)],
-    [QUEUE_CLOCK, QUEUE_CLOCK_CRON, () => rebaseQueue(upkeep)],
+    ['retention', deps.retentionCron, () => runRetention(retention, { days: deps.retentionDays, apply: true, log })],
+    ['partitions', PARTITIONS_CRON, () => makePartitions(upkeep)],
+    ['attempt_counts', COUNTS_CRON, () => foldCounts(retention)],
+    ['queue_clock', QUEUE_CLOCK_CRON, () => rebaseQueue(upkeep)],
   ]
   for (const [name, cron, run] of work) {
     if ((await boss.getQueue(name)) === null)
