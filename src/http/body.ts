@@ -132,9 +132,7 @@ function readAll(incoming: IncomingMessage, add: (chunk: Uint8Array) => boolean)
     }
     const onData = (chunk: Uint8Array) => {
       stalled.refresh()
-      if (add(chunk)) return
-      stop()
-      resolve()
+      if (!add(chunk)) onEnd()
     }
     const onEnd = () => {
       stop()

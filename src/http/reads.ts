@@ -1,4 +1,3 @@
-import type { HttpBindings } from '@hono/node-server'
 import type { Context } from 'hono'
 import type { Pool } from '../db/open.ts'
 import { createRequestRoom } from '../room.ts'
@@ -47,7 +46,7 @@ export function createReads(pool: Pool): Reads {
  * Calls `leave` when an answer has been read, or lost with its connection. The connection is watched too: if a CONNECT came behind
  * the request, Node does not report answers that were still queued.
  */
-function onceGone({ incoming: { socket }, outgoing }: HttpBindings, leave: () => void): void {
+function onceGone({ incoming: { socket }, outgoing }: Env['Bindings'], leave: () => void): void {
   const gone = () => {
     outgoing.off('close', gone)
     socket.off('close', gone)
