@@ -102,10 +102,10 @@ export async function startWorker(deps: {
         if (performance.now() > claim.startAt + MISSED_MS) return void (await inHand.holdMissed(claim))
       }
       // An endpoint that has finished nothing lately may hang, and has no open connection.
-      if (lanes.pace(claim.endpointId) === 0) await turn()
+      if (lanes.pace(claim) === 0) await turn()
       hasBegun = true
       const { held } = await deliver(claim, answered)
-      if (held && lanes.isRoomy(claim.endpointId)) releaser.wake()
+      if (held && lanes.isRoomy(claim)) releaser.wake()
     } catch (error) {
       if (error === SHUTTING_DOWN) {
         // Nothing else tells that the receiver may have got the request.

@@ -13,6 +13,8 @@ const STALE = 4
 /** An attempt that has been under way for longer than this is hanging. */
 const HANGING_MS = 1000
 
+type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
+
 type Lane = {
   tenantId: string
   /** When each attempt under way was started, oldest first. */
@@ -45,13 +47,13 @@ export type Lanes = {
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
    * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between.
    */
-  reserve(endpoint: { tenantId: string; endpointId: string; standing: Standing }, wanted: number): number
+  reserve(endpoint: Endpoint & { standing: Standing }, wanted: number): number
   /** Gives up `count` of the places that `reserve` kept. */
-  giveBack(endpointId: string, count: number): void
+  giveBack(endpoint: Endpoint, count: number): void
   /** Whether it is time to release more: at least half of the endpoint's room here is free. */
-  isRoomy(endpointId: string): boolean
+  isRoomy(endpoint: Endpoint): boolean
   /** How many attempts the endpoint finishes in half a second, as far as is known. */
-  pace(endpointId: string): number
+  pace(endpoint: Endpoint): number
   /** How many of the endpoint's deliveries are started, waiting or arriving. */
   busy(endpointId: string): number
 }
@@ -83,7 +85,7 @@ export function createLanes({
   const stuck = createStuckSlots(slots)
   let countedAt = 0
 
-  function laneOf(endpointId: string, tenantId = ''): Lane {
+  function laneOf({ tenantId, endpointId }: Endpoint): Lane {
     let lane = lanes.get(endpointId)
     if (lane === undefined) {
       lane = {
@@ -98,7 +100,6 @@ export function createLanes({
       }
       lanes.set(endpointId, lane)
     }
-    lane.tenantId ||= tenantId
     return lane
   }
 
@@ -169,7 +170,7 @@ export function createLanes({
 
   return {
     admit(claim) {
-      const lane = laneOf(claim.endpointId, claim.tenantId)
+      const lane = laneOf(claim)
       const now = clock()
       countStuck(now)
       const hasPlace = arriving(lane, now) > 0
@@ -196,7 +197,7 @@ export function createLanes({
     },
     next(claim, endedAt = clock()) {
       if (claim.underWay === null) return undefined
-      const lane = laneOf(claim.endpointId)
+      const lane = laneOf(claim)
       const now = clock()
       lane.started.leave(claim.underWay)
       paceOf(lane, now)
@@ -227,10 +228,10 @@ export function createLanes({
     noteHeld(endpointIds, { all }) {
       for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId) || (!all && lane.held)
     },
-    reserve({ tenantId, endpointId, standing }, wanted) {
-      const lane = laneOf(endpointId, tenantId)
+    reserve(endpoint, wanted) {
+      const lane = laneOf(endpoint)
       const now = clock()
-      lane.standing = standing
+      lane.standing = endpoint.standing
       if (!isRoomy(lane, now)) return 0
       const before = inHand(lane, now)
       const isQuick = before < paceOf(lane, now)
@@ -238,19 +239,19 @@ export function createLanes({
         wanted,
         roomOf(lane, now) - before,
         stuck.roomOf(lane.tenantId),
-        isQuick ? Infinity : stuck.spareOf(lane.tenantId, standing),
+        isQuick ? Infinity : stuck.spareOf(lane.tenantId, lane.standing),
       )
       if (count <= 0) return 0
       lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
       stuck.add(lane, isQuick ? 0 : count, count)
       return count
     },
-    giveBack(endpointId, count) {
-      const lane = laneOf(endpointId)
+    giveBack(endpoint, count) {
+      const lane = laneOf(endpoint)
       lane.arriving.count = Math.max(0, lane.arriving.count - count)
     },
-    isRoomy: (endpointId) => isRoomy(laneOf(endpointId), clock()),
-    pace: (endpointId) => paceOf(laneOf(endpointId), clock()),
+    isRoomy: (endpoint) => isRoomy(laneOf(endpoint), clock()),
+    pace: (endpoint) => paceOf(laneOf(endpoint), clock()),
     busy(endpointId) {
       const lane = lanes.get(endpointId)
       return lane === undefined ? 0 : inHand(lane, clock())

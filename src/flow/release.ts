@@ -69,8 +69,8 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
       })
       mostAtOnce = Math.min(Math.max(mostAtOnce, 2 * asked), MAX_RELEASED)
       const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
-      for (const { endpoint_id, busy, most } of granted)
-        lanes.giveBack(endpoint_id, most - busy - (counts.get(endpoint_id) ?? 0))
+      for (const { tenant_id: tenantId, endpoint_id: endpointId, busy, most } of granted)
+        lanes.giveBack({ tenantId, endpointId }, most - busy - (counts.get(endpointId) ?? 0))
       return false
     },
   })
