@@ -38,7 +38,7 @@ export function startDispatcher(options: {
   fetch: (kind: Kind, how: Fetch) => Promise<boolean>
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
   const { slots } = options
-  const inHand = { first: 0, retry: 0 }
+  const occupied = { first: 0, retry: 0 }
   /** How many slots each tenant's retries have. */
   const retriesOf = new Map<string, number>()
   /** Whether the last fetch left some. */
@@ -52,7 +52,7 @@ export function startDispatcher(options: {
   const look = { first: createThoroughness(), retry: createThoroughness() }
 
   function count(kind: Kind, tenantId: string, more: 1 | -1): void {
-    inHand[kind] += more
+    occupied[kind] += more
     if (kind === 'first') return
     const own = (retriesOf.get(tenantId) ?? 0) + more
     if (own === 0) retriesOf.delete(tenantId)
@@ -89,13 +89,13 @@ export function startDispatcher(options: {
     most[kind] = Math.min(2 * most[kind], MAX_BATCH)
   }
 
-  const free = () => slots - inHand.first - inHand.retry
+  const free = () => slots - occupied.first - occupied.retry
   const mostRetries = () => Math.floor(Math.max(1, slots / (backlog.first ? 4 : 2)))
-  const freeForRetries = () => Math.min(free(), mostRetries() - inHand.retry)
+  const freeForRetries = () => Math.min(free(), mostRetries() - occupied.retry)
 
   function isCrowding(tenantId: string): boolean {
     const own = retriesOf.get(tenantId) ?? 0
-    return own >= Math.max(1, Math.floor(TENANT_PART * (mostRetries() - (inHand.retry - own))))
+    return own >= Math.max(1, Math.floor(TENANT_PART * (mostRetries() - (occupied.retry - own))))
   }
 
   async function run(): Promise<boolean> {
@@ -107,7 +107,7 @@ export function startDispatcher(options: {
       looks++
     }
     if (announced.first || backlog.first || mustLook) {
-      const share = backlog.retry ? Math.floor(slots / 8) - inHand.retry : 0
+      const share = backlog.retry ? Math.floor(slots / 8) - occupied.retry : 0
       // If a single slot is free, the two kinds take turns.
       const forLook = mustLook && (free() > 1 || looks % 2 === 0) ? 1 : 0
       await fetch('first', free() - Math.max(share, forLook))

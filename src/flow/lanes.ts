@@ -108,7 +108,7 @@ export function createLanes({
   /** How many slots it has, or has places for. */
   const taken = (lane: Lane, now: number) => lane.started.size + arriving(lane, now)
 
-  const inHand = (lane: Lane, now: number) => taken(lane, now) + lane.waiting.length
+  const busyIn = (lane: Lane, now: number) => taken(lane, now) + lane.waiting.length
 
   /** How many attempts the endpoint finishes in a window, as far as is known. */
   function paceOf(lane: Lane, now: number): number {
@@ -120,9 +120,9 @@ export function createLanes({
     return Math.max(lane.lastWindow, lane.window.finished)
   }
 
-  /** How many it has in hand beyond its pace. An idle lane's window is left to age, so that `takeStale` can drop the lane. */
+  /** How many started, waiting or arriving ones it has beyond its pace. An idle lane's window is left to age, so that `takeStale` can drop the lane. */
   function stuckIn(lane: Lane, now: number): number {
-    const count = inHand(lane, now)
+    const count = busyIn(lane, now)
     return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))
   }
 
@@ -158,7 +158,7 @@ export function createLanes({
   /** How many deliveries this process can start at once, or finish in half a second. */
   const roomOf = (lane: Lane, now: number) => Math.max(limitOf(lane, now), paceOf(lane, now))
 
-  const isRoomy = (lane: Lane, now: number) => inHand(lane, now) <= roomOf(lane, now) / 2
+  const isRoomy = (lane: Lane, now: number) => busyIn(lane, now) <= roomOf(lane, now) / 2
 
   /** Whether nothing has been under way for long, so that nobody knows yet how fast the endpoint is. */
   function isFresh(lane: Lane, now: number): boolean {
@@ -218,7 +218,7 @@ export function createLanes({
         while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - STALE * PATIENCE_MS) {
           stale.push((lane.waiting.shift() as Lane['waiting'][number]).claim)
         }
-        if (inHand(lane, now) === 0 && now - lane.window.since > 2 * WINDOW_MS) lanes.delete(endpointId)
+        if (busyIn(lane, now) === 0 && now - lane.window.since > 2 * WINDOW_MS) lanes.delete(endpointId)
       }
       return stale
     },
@@ -233,7 +233,7 @@ export function createLanes({
       const now = clock()
       lane.standing = endpoint.standing
       if (!isRoomy(lane, now)) return 0
-      const before = inHand(lane, now)
+      const before = busyIn(lane, now)
       const isQuick = before < paceOf(lane, now)
       const count = Math.min(
         wanted,
@@ -254,7 +254,7 @@ export function createLanes({
     pace: (endpoint) => paceOf(laneOf(endpoint), clock()),
     busy(endpointId) {
       const lane = lanes.get(endpointId)
-      return lane === undefined ? 0 : inHand(lane, clock())
+      return lane === undefined ? 0 : busyIn(lane, clock())
     },
   }
 }
