@@ -3,7 +3,7 @@ import { readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { ConnectError, isLocal, LocalFault } from './failure.ts'
+import { ConnectError, type Failure, failure, isLocal, LocalFault } from './failure.ts'
 
 const HOSTS_FILE = '/etc/hosts'
 const RESOLVER_FILE = '/etc/resolv.conf'
@@ -66,12 +66,8 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
 
 async function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
   const addresses: string[] = []
-  let unasked = false
-  const failed = ({ code }: NodeJS.ErrnoException) => {
-    // c-ares also says this when it cannot open a socket, and when an answer is too long for UDP and cannot be had by TCP. A
-    // server that refuses to resolve a name is EREFUSED.
-    unasked ||= code === 'ECONNREFUSED'
-  }
+  const codes = new Set<string | undefined>()
+  const failed = ({ code }: NodeJS.ErrnoException) => void codes.add(code)
   const answers = [dns.resolve4(name), dns.resolve6(name)].map((answer) =>
     answer.then((found) => void addresses.push(...found), failed),
   )
@@ -82,7 +78,18 @@ async function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
   await Promise.race([both, sleep(OTHER_FAMILY_GRACE_MS, undefined, { signal: grace.signal })])
   grace.abort()
   if (addresses.length > 0) return addresses
-  throw unasked && !(await hasServer(dns)) ? new LocalFault('no name server can be reached') : new Error('no address')
+  // c-ares also says this when it cannot open a socket, and when an answer is too long for UDP and cannot be had by TCP. A
+  // server that refuses to resolve a name is EREFUSED.
+  if (codes.has('ECONNREFUSED') && !(await hasServer(dns))) throw new LocalFault('no name server can be reached')
+  throw new ConnectError(noAddress(codes))
+}
+
+/** A name that is mistyped or has expired is its owner's to mend; what its name servers fail to answer may pass. */
+function noAddress(codes: Set<string | undefined>): Failure {
+  const isAnswered = [...codes].every((code) => code === 'ENOTFOUND' || code === 'ENODATA')
+  if (!isAnswered) return failure('dns_error')
+  const errorMessage = codes.has('ENODATA') ? 'the host name has no address' : 'the host name does not exist'
+  return { error: 'dns_error', errorMessage }
 }
 
 /** Whether a name server answers anything at all: asked for the root's own address, which it does not have, in a few bytes. */

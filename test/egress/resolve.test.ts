@@ -99,10 +99,14 @@ test('NXDOMAIN, SERVFAIL, an empty answer and a silent name server are failed at
     if (name.startsWith('servfail')) return { rcode: 2 }
     return { silence: name.startsWith('silent') }
   })
-  for (const name of ['nxdomain.example', 'servfail.example', 'empty.example']) {
-    const outcome = await post(name)
-    assert.equal(outcome.error, 'dns_error', name)
-    assert.equal(outcome.errorMessage, 'the host name could not be resolved')
+  const said = {
+    'nxdomain.example': 'the host name does not exist',
+    'servfail.example': 'the host name could not be resolved',
+    'empty.example': 'the host name has no address',
+  }
+  for (const [name, message] of Object.entries(said)) {
+    const { error, errorMessage } = await post(name)
+    assert.deepEqual([error, errorMessage], ['dns_error', message], name)
   }
   const silent = await post('silent.example')
   assert.equal(silent.error, 'timeout')
