@@ -272,6 +272,12 @@ suite('the life of an event', { concurrency: true }, () => {
     const wait = (at: string) => receiver.at(at)[1]!.at - receiver.at(at)[0]!.at
     assert.ok(wait(path) >= 2990, `${wait(path)} ms`)
     assert.ok(wait(`${path}/hasty`) >= 990, `${wait(`${path}/hasty`)} ms`)
+    const attempts = await Promise.all(delivery_ids.map((id) => attemptsOf(tenant, id)))
+    const said = Object.fromEntries(attempts.map(([first]) => [first.status_code, first.error_message]))
+    assert.deepEqual(said, {
+      429: 'the receiver answered with a status other than 2xx, and asked to be tried later (Retry-After)',
+      503: 'the receiver answered with a status other than 2xx',
+    })
   })
 
   test('an inactive endpoint gets nothing; what waited for it goes on when it is active again', async () => {

@@ -9,6 +9,8 @@ import { judge } from './retry.ts'
 import { createSigner } from './sign.ts'
 import { createSpread } from './spread.ts'
 
+const ASKED_TO_WAIT = ', and asked to be tried later (Retry-After)'
+
 /**
  * One attempt: build the body, sign it, send it, judge the outcome, record it. The returned function calls `answered` when the
  * request is over and resolves, with what followed, once the attempt is recorded. It rejects if nothing was sent or the request was
@@ -55,7 +57,11 @@ export function createDeliver(deps: {
     }))
     answered()
     const verdict = judge(outcome, new Date(performance.now() + claim.clockOffsetMs))
-    if (verdict.kind === 'failed') verdict.notBeforeSeconds = spread(claim.tenantId, verdict.notBeforeSeconds)
+    if (verdict.kind === 'failed') {
+      // Else nothing would tell why the next attempt may be a day off: headers are not kept.
+      if (verdict.notBeforeSeconds > 0) outcome.errorMessage += ASKED_TO_WAIT
+      verdict.notBeforeSeconds = spread(claim.tenantId, verdict.notBeforeSeconds)
+    }
     const recorded = await deps.record({ claim: sent, outcome, verdict })
     deps.log.info(attemptLine(claim, outcome, recorded), 'delivery.attempted')
     return recorded
