@@ -95,7 +95,11 @@ const attempt = z
     retry_state: z
       .enum(['succeeded', 'will_retry', 'exhausted'])
       .openapi({ description: '`exhausted`: the delivery was given up on with this attempt.', example: 'will_retry' }),
-    next_attempt_at: timestamp.nullable().openapi({ example: '2026-11-20T09:30:07.000Z' }),
+    next_attempt_at: timestamp.nullable().openapi({
+      description:
+        'As it was planned after this attempt: a replay brings it forward, and an endpoint that is `inactive` or `failing` puts it off.',
+      example: '2026-11-20T09:30:07.000Z',
+    }),
     started_at: timestamp.openapi({ description: 'If the worker was lost: when that was found out.' }),
   })
   .openapi('Attempt')

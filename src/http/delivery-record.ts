@@ -17,7 +17,8 @@ export const deliveryRecord = z
     status: deliveryStatus,
     attempt_count: z.int().openapi({ description: 'Over all replays.', example: 1 }),
     next_attempt_at: timestamp.nullable().openapi({
-      description: 'Null when none is planned: finished, or held. While an attempt is under way, when that was due.',
+      description:
+        'Null when none is planned: finished, or held, as it will be if its endpoint is `inactive` or `failing` when this is due. While an attempt is under way, when that was due.',
       example: null,
     }),
     last_attempt_at: timestamp.nullable(),

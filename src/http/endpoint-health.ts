@@ -36,9 +36,11 @@ const getEndpointHealth = createRoute({
             description: 'Over the attempts that got a status, other than an incomplete 2xx; null if there are none.',
             example: 87,
           }),
-          recent_status_codes: z
-            .array(z.int().nullable())
-            .openapi({ description: 'The last 20, newest first; null for no response.', example: [200, 503, null] }),
+          recent_status_codes: z.array(z.int().nullable()).openapi({
+            description:
+              'The last 20, newest first; null for no response. A 2xx whose answer broke off is among them, and has failed.',
+            example: [200, 503, null],
+          }),
           last_success_at: timestamp.nullable(),
           last_failure_at: timestamp.nullable(),
           pending_count: count.openapi({ description: 'Deliveries that are not finished.' }),
