@@ -20,7 +20,7 @@ const IDLE_ANSWER = new Error('the receiver had waited too long for a request')
 /** A receiver that was never asked has not failed to answer. */
 const NOT_CONNECTED: Failure = {
   error: 'timeout',
-  errorMessage: 'the connection to the receiver, or its TLS handshake, was not made in time',
+  errorMessage: 'the host name was not resolved, or the connection or its TLS handshake not made, in time',
 }
 /** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
 const MAX_ANNOUNCEMENTS = 32

@@ -110,6 +110,7 @@ test('NXDOMAIN, SERVFAIL, an empty answer and a silent name server are failed at
   }
   const silent = await post('silent.example')
   assert.equal(silent.error, 'timeout')
+  assert.match(silent.errorMessage ?? '', /host name/)
   assert.ok(silent.durationMs < 3 * TIMEOUT_MS)
 })
 

@@ -1067,7 +1067,7 @@ test('a receiver that wants a certificate of us is a TLS fault', async (t) => {
 test('a handshake that stalls or breaks is a failed attempt', async (t) => {
   const { post } = startSender(t)
   for (const [onConnection, error, message] of [
-    [(socket) => socket.resume(), 'timeout', /TLS handshake, was not made in time/],
+    [(socket) => socket.resume(), 'timeout', /TLS handshake not made, in time/],
     [(socket) => socket.once('data', () => socket.resetAndDestroy()), 'connection_reset', /during the TLS handshake/],
     [(socket) => socket.once('data', () => socket.end()), 'connection_reset', /during the TLS handshake/],
   ] as [(socket: Socket) => void, AttemptError, RegExp][]) {
