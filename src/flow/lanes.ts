@@ -120,7 +120,7 @@ export function createLanes({
     return Math.max(lane.lastWindow, lane.window.finished)
   }
 
-  /** How many started, waiting or arriving ones it has beyond its pace. An idle lane's window is left to age, so that `takeStale` can drop the lane. */
+  /** How many of those it has beyond its pace. An idle lane's window is left to age, so that `takeStale` can drop the lane. */
   function stuckIn(lane: Lane, now: number): number {
     const count = busyIn(lane, now)
     return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))

@@ -126,7 +126,7 @@ const replay = createRoute({
   tags: ['Deliveries'],
   summary: 'Replay a delivery',
   description:
-    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. If the endpoint is failing, the delivery becomes the next probe, unless one is under way. Nothing is queued twice.',
+    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. If the endpoint is failing, the delivery becomes the next probe, unless one is under way. At an `ordered` endpoint, what waits for a retry becomes due, too, as the others wait for it. Nothing is queued twice.',
   request: { params: deliveryPath },
   responses: {
     202: answers('The delivery', delivery, REPLAYED),
