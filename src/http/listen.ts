@@ -78,7 +78,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     ahead += weight
   }
   const connections = new Map<Duplex, Connection>()
-  const inTurn = createBeginner()
+  const beginInTurn = createBeginner()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
@@ -103,7 +103,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     const weight = isBehind ? REQUEST_WEIGHT + request.rawHeaders.length : 0
     weigh(connection, weight)
     const begin = () =>
-      inTurn(request, () => {
+      beginInTurn(request, () => {
         // A connection that is gone weighs nothing any more.
         if (request.socket.destroyed) return
         weigh(connection, -weight)
