@@ -2,7 +2,7 @@ import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db/open.ts'
 import type { Sender } from './egress/send.ts'
 import { startAnnouncing } from './flow/announce.ts'
-import { type Claim, createClaim, dropClaims, touch } from './flow/claim.ts'
+import { type Claim, createClaim, dropClaims, isPreferred, touch } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
@@ -155,13 +155,14 @@ export async function startWorker(deps: {
   const deliveries = startDispatcher({
     slots: deps.concurrency,
     log,
-    async fetch(kind, { max, thorough, occupy, isCrowding }) {
-      const claimed = await claim({ kind, max, thorough })
+    async fetch(kind, { max, thorough, occupy, crowding: known, isCrowding }) {
+      const claimed = await claim({ kind, max, thorough, crowding: known })
       const full: Claim[] = []
       const crowding: Claim[] = []
       for (const claim of claimed.send) {
         inHand.take(claim, occupy)
-        const verdict = isCrowding(claim.tenantId) ? 'crowding' : lanes.admit(claim)
+        const isTooMuch = claim.withinQuota === null || isCrowding(claim.tenantId, isPreferred(claim))
+        const verdict = isTooMuch ? 'crowding' : lanes.admit(claim)
         if (verdict === 'start') start(claim)
         if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
         if (verdict === 'full') full.push(claim)
@@ -169,8 +170,13 @@ export async function startWorker(deps: {
       }
       const { hold: unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, occupy)
-      for (const [tenantId, claims] of Map.groupBy(crowding, ({ tenantId }) => tenantId))
-        await inBackground(() => inHand.postpone(claims, Math.max(1, ...claims.map(() => secondsToWait(tenantId)))))
+      for (const claims of Map.groupBy(
+        crowding,
+        ({ tenantId, withinQuota }) => `${tenantId} ${withinQuota}`,
+      ).values()) {
+        const seconds = claims.map((one) => secondsToWait(one.tenantId))
+        await inBackground(() => inHand.postpone(claims, Math.max(1, ...seconds)))
+      }
       if (full.length > 0) await inBackground(() => inHand.hold(full, { counted: true }))
       if (unsendable.length > 0) await inBackground(() => inHand.hold(unsendable, { counted: false }))
       if (obsolete.length > 0) await inBackground(() => dropClaims(pool, obsolete))

@@ -4,14 +4,16 @@
 -- is taken off the count when that is recorded. `sendable` is not true where the endpoint takes nothing now, and `standing`
 -- is what is known of it (waybill.standing); status is null where the delivery is gone, or no longer in its bundle. `bundle`
 -- is the job that a delivery shares, null if it has its own. `leads` marks the first delivery of each endpoint, and `more` tells
--- whether further ones are due.
+-- whether further ones are due. Of the tenants `crowding`, only those whose endpoint is well or takes a few at a time may start; the
+-- others are given back at once, and not counted (within_quota is null): as they come again all the time, their month would seem to
+-- be used up too early.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
 -- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
 --
--- It returns `standing` since version 0.1.9.
+-- It returns `standing` since version 0.1.9; `crowding` is there since 0.1.20.
 drop function if exists waybill.claim_due(boolean, boolean, int, bigint);
-create or replace function waybill.claim_due(retries boolean, thorough boolean, most int, monthly_attempts bigint)
+create or replace function waybill.claim_due(retries boolean, thorough boolean, most int, monthly_attempts bigint, crowding text[] default '{}')
 returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, bundle uuid, status waybill.delivery_status, attempt_count int,
                earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, leads boolean, url text,
                signing_secret bytea, previous_secret bytea, at_once int, standing text, sendable boolean, within_quota boolean,
@@ -104,7 +106,8 @@ begin
       select * from waybill.endpoint_stats s where s.tenant_id = t.tenant_id and s.endpoint_id = t.endpoint_id offset 0
     ) s on true
   ), judged as materialized (
-    select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once,
+    select *, sendable and (standing = 'good' or at_once is not null or slot is not null or tenant_id <> all(crowding)) as counts
+    from (select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once,
       t.standing,
       f.status in ('pending', 'retrying') and t.is_active
         and (t.breaker is distinct from 'open' or t.probing = f.delivery_id)
@@ -113,11 +116,11 @@ begin
         and coalesce(f.slot - extract(epoch from now()) * 1000 between -250 and 5000, t.max_per_second is null)
         -- An endpoint that became ordered only a moment ago may have more than one in the queue.
         and (not t.ordered or waybill.is_oldest(f.tenant_id, f.endpoint_id, f.delivery_id)) as sendable
-    from found f left join targets t using (tenant_id, endpoint_id)
+    from found f left join targets t using (tenant_id, endpoint_id) offset 0) j
   ), counted as (
     insert into waybill.usage as u (tenant_id, month, metric, count)
     select tenant_id, date_trunc('month', now() at time zone 'utc')::date, 'attempts', count(*)
-    from judged where sendable group by tenant_id order by tenant_id
+    from judged where counts group by tenant_id order by tenant_id
     on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
     returning tenant_id, count
   ), metered as (
@@ -127,9 +130,10 @@ begin
   )
   select j.tenant_id, j.delivery_id, j.retry_count, j.slot, j.bundle, j.status, j.attempt_count, j.earlier_attempts, j.event_id,
     j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.standing, j.sendable,
-    case when m.beyond <= 0 then true
+    case when not j.counts then null
+         when m.beyond <= 0 then true
          else m.beyond <= (select count(*) from judged l
-           where l.tenant_id = j.tenant_id and l.sendable and l.delivery_id > j.delivery_id) end,
+           where l.tenant_id = j.tenant_id and l.counts and l.delivery_id > j.delivery_id) end,
     clock_timestamp(), fit.more
   from judged j left join metered m using (tenant_id)
   order by j.delivery_id;

@@ -3,11 +3,14 @@
 -- outage has made it long.
 
 -- Gives claims back: no retry spent, nothing counted. They are due at once, as if they had not been made, or if given, within the last
--- of so many `seconds`, as retries. Claims that have lapsed are left alone. Returns how many were given back.
+-- of so many `seconds`, as retries. Claims that have lapsed are left alone. Returns how many were given back. `counted`: they have been
+-- counted against the month, and are taken off again.
 --
--- `seconds` is there since version 0.1.19.
+-- `seconds` is there since version 0.1.19, `counted` since 0.1.20.
 drop function if exists waybill.unclaim(uuid[], int[]);
-create or replace function waybill.unclaim(ids uuid[], retry_counts int[], seconds int default null) returns bigint language plpgsql
+drop function if exists waybill.unclaim(uuid[], int[], int);
+create or replace function waybill.unclaim(ids uuid[], retry_counts int[], seconds int default null, counted boolean default true)
+returns bigint language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
 as $$
 declare
@@ -32,7 +35,7 @@ begin
     where d.tenant_id = g.tenant_id and d.delivery_id = g.id
       and d.delivery_id between given.ids[1] and given.ids[cardinality(given.ids)];
   end if;
-  perform waybill.refund_attempts(given.tenants);
+  if counted then perform waybill.refund_attempts(given.tenants); end if;
   return cardinality(given.tenants);
 end $$;
 

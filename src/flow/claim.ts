@@ -28,8 +28,8 @@ export type Claim = {
   url: string
   /** Sealed signing secrets, in hexadecimal, newest first. */
   secrets: string[]
-  /** False if the month's attempts are used up: it must not be sent. */
-  withinQuota: boolean
+  /** False if the month's attempts are used up: it must not be sent. Null if it was not counted, to be given back. */
+  withinQuota: boolean | null
   /** How many attempts the endpoint may have at once; null if only the worker's own cap applies. */
   atOnce: number | null
   standing: Standing
@@ -43,9 +43,12 @@ export type Claim = {
   touchedAt: number
   /** How this process has it in hand (flow/in-hand.ts); null once it has let go. */
   hand: Hand | null
-  /** Since when its request has been under way (flow/lanes.ts), by performance.now(); else null. */
-  underWay: Place<number> | null
+  /** Its place among the attempts under way (flow/lanes.ts); else null. */
+  underWay: Place<UnderWay> | null
 }
+
+/** `since`: by performance.now(). `isReleased`: it had been held. */
+export type UnderWay = { since: number; isReleased: boolean }
 
 /** `freeSlot` is null while it has no slot. `isAnswered`: its request is over, its slot free, and its record not stored yet. */
 type Hand = {
@@ -87,7 +90,7 @@ type Row = {
   payload_bytes: number
   endpoint_id: string
   sendable: boolean | null
-  within_quota: boolean
+  within_quota: boolean | null
   slot: number | null
   more: boolean
 } & (Lead | { [Field in keyof Lead]: null })
@@ -104,11 +107,17 @@ type Lead = {
 
 /**
  * The returned function claims at most `max` due deliveries, first attempts or retries, and reads what they need. `thorough`: also
- * those that have returned to a part of the queue that claiming has already passed (waybill.claim_due).
+ * those that have returned to a part of the queue that claiming has already passed (waybill.claim_due). `crowding`: the tenants of
+ * which only what is preferred may start.
  */
 export function createClaim(pool: Pool, monthlyAttempts: number) {
   let clockOffsetMs = 0
-  return async (asking: { kind: 'first' | 'retry'; thorough: boolean; max: number }): Promise<Claimed> => {
+  return async (asking: {
+    kind: 'first' | 'retry'
+    thorough: boolean
+    max: number
+    crowding?: string[]
+  }): Promise<Claimed> => {
     const asked = performance.now()
     const rows = await pool<Row[]>`
       select tenant_id, delivery_id, retry_count, bundle, slot, status, attempt_count, earlier_attempts, event_id, event_type,
@@ -118,7 +127,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
         case when leads then encode(signing_secret, 'hex') end as signing_secret,
         case when leads then encode(previous_secret, 'hex') end as previous_secret,
         case when leads then date_part('epoch', now) * 1000 end as now_ms, more
-      from waybill.claim_due(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts})`
+      from waybill.claim_due(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts}, ${asking.crowding ?? []}::text[])`
     const now = rows.find((row) => row.now_ms !== null)?.now_ms
     // The offset lies between these bounds. It changes only if they force it, so that a slow answer does not move it.
     if (now) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - performance.now()), now - asked)
@@ -213,15 +222,21 @@ export function fromClaims(claims: ClaimedJob[]): Fragment {
 
 /**
  * Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. The deliveries are due at
- * once or, if given, in so many `seconds`, as retries.
+ * once or, if given, in so many `seconds`, as retries. Either all have been counted or none.
  */
 export async function unclaim(pool: Pool, claims: Claim[], seconds: number | null = null): Promise<void> {
   await pool.begin(async (sql) => {
     await unbundle(sql, claims)
     const own = claims.map((claim) => ({ ...claim, bundle: null }))
-    await sql`select waybill.unclaim(array_agg(c.id), array_agg(n), ${seconds}) ${fromClaims(own)}`
+    await sql`select waybill.unclaim(array_agg(c.id), array_agg(n), ${seconds}, ${claims[0]?.withinQuota !== null}) ${fromClaims(own)}`
   })
 }
+
+/** Whether its endpoint takes a few at a time: it is ordered, paced, or being probed. */
+export const linesUp = ({ atOnce, startAt }: Claim) => atOnce !== null || startAt !== null
+
+/** Whether it comes before retries of endpoints that are failing, which may hang. */
+export const isPreferred = (claim: Claim) => claim.standing === 'good' || linesUp(claim)
 
 /** Whether it may have lapsed, so that another worker may have its delivery. */
 export const isLate = ({ touchedAt }: ClaimedJob) => performance.now() - touchedAt > LAPSE_MS

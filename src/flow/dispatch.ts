@@ -10,7 +10,8 @@ type Fetch = {
   max: number
   thorough: boolean
   occupy: (tenantId: string) => () => void
-  isCrowding: (tenantId: string) => boolean
+  crowding: string[]
+  isCrowding: (tenantId: string, preferred: boolean) => boolean
 }
 
 /** Nobody is notified when a retry becomes due, so an idle dispatcher looks this often. */
@@ -19,8 +20,8 @@ const POLL_MS = 500
 const PAUSE_MS = 5
 /** Six bundles (sql/functions/bundles.sql). More at once would often be more than an endpoint may have waiting here, and be held. */
 const MAX_BATCH = 96
-/** The part that one tenant's retries may take of the slots that other tenants leave to retries. */
-const TENANT_PART = 7 / 8
+/** The part that one tenant's retries may take of the slots that other tenants leave to retries, and of that those not preferred. */
+const PART = 7 / 8
 
 /**
  * Keeps `slots` filled: fetches as many items as there are free slots, never more, so that a slow receiver blocks one slot and
@@ -30,7 +31,8 @@ const TENANT_PART = 7 / 8
  * `fetch` claims at most `max` items and returns whether there are more. Usually it goes on from where claiming has got to; now and
  * then it searches the whole queue (`thorough`). For each item under way it occupies a slot with `occupy`, and calls the returned
  * function when the item ends; calling it again does nothing. `isCrowding` tells whether a tenant's retries have taken so many slots
- * that no more of them may start. `wake` announces first attempts, and if `retries` those too.
+ * that no more of them may start: the last ones are for those that are `preferred`. `crowding` are the tenants of which no others may.
+ * `wake` announces first attempts, and if `retries` those too.
  */
 export function startDispatcher(options: {
   slots: number
@@ -74,12 +76,14 @@ export function startDispatcher(options: {
     const max = Math.min(Math.floor(room), most[kind])
     if (max <= 0) return
     announced[kind] = false
+    const crowding = kind === 'retry' ? [...retriesOf.keys()].filter((tenantId) => isCrowding(tenantId, false)) : []
     const asked = look[kind]((thorough) =>
       options.fetch(kind, {
         max,
         thorough,
         occupy: (tenantId) => occupy(kind, tenantId),
-        isCrowding: (tenantId) => kind === 'retry' && isCrowding(tenantId),
+        crowding,
+        isCrowding: (tenantId, preferred) => kind === 'retry' && isCrowding(tenantId, preferred),
       }),
     )
     backlog[kind] = await asked.catch((error: unknown) => {
@@ -93,9 +97,12 @@ export function startDispatcher(options: {
   const mostRetries = () => Math.floor(Math.max(1, slots / (backlog.first ? 4 : 2)))
   const freeForRetries = () => Math.min(free(), mostRetries() - occupied.retry)
 
-  function isCrowding(tenantId: string): boolean {
+  const partOf = (slots: number) => Math.max(1, Math.floor(PART * slots))
+
+  function isCrowding(tenantId: string, preferred: boolean): boolean {
     const own = retriesOf.get(tenantId) ?? 0
-    return own >= Math.max(1, Math.floor(TENANT_PART * (mostRetries() - (occupied.retry - own))))
+    const most = partOf(mostRetries() - (occupied.retry - own))
+    return own >= (preferred ? most : partOf(most))
   }
 
   async function run(): Promise<boolean> {

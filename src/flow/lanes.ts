@@ -1,5 +1,5 @@
 import { Line } from '../line.ts'
-import type { Claim, Standing } from './claim.ts'
+import { type Claim, linesUp, type Standing, type UnderWay } from './claim.ts'
 import { createStuckSlots } from './stuck-slots.ts'
 
 /** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
@@ -17,8 +17,8 @@ type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
 type Lane = {
   tenantId: string
-  /** When each attempt under way was started, oldest first. */
-  started: Line<number>
+  /** The attempts under way, oldest first. */
+  started: Line<UnderWay>
   waiting: { claim: Claim; since: number }[]
   arriving: { count: number; until: number }
   standing: Standing
@@ -133,11 +133,15 @@ export function createLanes({
     stuck.clear()
     let hanging = 0
     for (const lane of lanes.values()) {
-      stuck.add(lane, stuckIn(lane, now), taken(lane, now))
-      for (const since of lane.started) {
-        if (now - since <= HANGING_MS) break
-        hanging++
+      let released = arriving(lane, now)
+      for (const { since, isReleased } of lane.started) {
+        if (isReleased) released++
+        if (now - since > HANGING_MS) hanging++
       }
+      const all = stuckIn(lane, now)
+      stuck.add(lane, Math.min(all, released), { isReleased: true, now })
+      stuck.add(lane, Math.max(0, all - released), { isReleased: false, now })
+      stuck.take(lane.tenantId, taken(lane, now))
     }
     stuck.noteHanging(hanging, now)
   }
@@ -163,7 +167,7 @@ export function createLanes({
   /** Whether nothing has been under way for long, so that nobody knows yet how fast the endpoint is. */
   function isFresh(lane: Lane, now: number): boolean {
     const [oldest] = lane.started
-    return oldest === undefined || now - oldest <= PATIENCE_MS
+    return oldest === undefined || now - oldest.since <= PATIENCE_MS
   }
 
   const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, now) * PATIENCE_MS) / WINDOW_MS)
@@ -179,20 +183,21 @@ export function createLanes({
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
       if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return 'full'
-      // Otherwise held deliveries, which are older, would find no place while new ones come. Probes and paced ones were held.
-      const wasHeld = claim.atOnce !== null || claim.startAt !== null
-      if (isNew && lane.held && !wasHeld && !isRoomy(lane, now)) return 'full'
+      const isReleased = hasPlace || linesUp(claim)
+      // Otherwise held deliveries, which are older, would find no place while new ones come.
+      if (isNew && lane.held && !isReleased && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
       if (lane.started.size < limit && (hasPlace || stuck.roomOf(lane.tenantId) > 0)) {
         // A paced attempt is not under way before its time slot.
-        claim.underWay = lane.started.join(Math.max(now, claim.startAt ?? 0))
+        claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
       } else {
         const most = Math.max(inPatience(lane, now), isFresh(lane, now) ? share(lane, now) : 0)
         // Without one under way, none would make room for it.
         if (claim.atOnce === 1 || lane.started.size === 0 || lane.waiting.length >= most) return 'full'
         lane.waiting.push({ claim, since: now })
       }
-      stuck.add(lane, isNew ? 1 : 0, claim.underWay && !hasPlace ? 1 : 0)
+      if (isNew) stuck.add(lane, 1, { isReleased, now })
+      if (claim.underWay && !hasPlace) stuck.take(lane.tenantId, 1)
       return claim.underWay ? 'start' : 'wait'
     },
     next(claim, endedAt = clock()) {
@@ -202,10 +207,11 @@ export function createLanes({
       lane.started.leave(claim.underWay)
       paceOf(lane, now)
       // One that took longer than a window, perhaps to its deadline, says nothing about how many more the endpoint could take.
-      if (endedAt - claim.underWay.value <= WINDOW_MS) lane.window.finished++
+      if (endedAt - claim.underWay.value.since <= WINDOW_MS) lane.window.finished++
       claim.underWay = null
       const entry = lane.waiting.shift()
-      if (entry !== undefined) entry.claim.underWay = lane.started.join(now)
+      if (entry !== undefined)
+        entry.claim.underWay = lane.started.join({ since: now, isReleased: linesUp(entry.claim) })
       return entry?.claim
     },
     takeStale() {
@@ -243,7 +249,8 @@ export function createLanes({
       )
       if (count <= 0) return 0
       lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
-      stuck.add(lane, isQuick ? 0 : count, count)
+      if (!isQuick) stuck.add(lane, count, { isReleased: true, now })
+      stuck.take(lane.tenantId, count)
       return count
     },
     giveBack(endpoint, count) {

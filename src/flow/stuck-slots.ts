@@ -28,6 +28,8 @@ export function createStuckSlots(slots: number) {
   const free = (standing: Standing) =>
     Math.min(...noWorseThan(standing).map((one) => Math.ceil(slots * PARTS[one]) - counts[one]))
 
+  const isStrained = (now: number) => now < strainedUntil
+
   return {
     /** Starts anew. */
     clear(): void {
@@ -36,13 +38,24 @@ export function createStuckSlots(slots: number) {
       takenBy = new Map()
     },
 
-    /** `count` more are stuck, and `taken` more are taken, stuck or not. */
-    add({ tenantId, standing }: { tenantId: string; standing: Standing }, count: number, taken: number): void {
-      takenBy.set(tenantId, (takenBy.get(tenantId) ?? 0) + taken)
+    /** `count` more are taken, stuck or not. */
+    take(tenantId: string, count: number): void {
+      takenBy.set(tenantId, (takenBy.get(tenantId) ?? 0) + count)
+    },
+
+    /**
+     * `count` more are stuck. What was released for an endpoint always counts for its standing. The rest does so in a strained worker
+     * only: retries of a single tenant would keep everybody's probes from being released.
+     */
+    add(
+      { tenantId, standing }: { tenantId: string; standing: Standing },
+      count: number,
+      { isReleased, now }: { isReleased: boolean; now: number },
+    ): void {
       if (count === 0) return
       const own = byTenant.get(tenantId) ?? nothing()
       byTenant.set(tenantId, own)
-      for (const one of noWorseThan(standing)) {
+      for (const one of noWorseThan(isReleased || isStrained(now) ? standing : 'good')) {
         counts[one] += count
         own[one] += count
       }
@@ -53,7 +66,7 @@ export function createStuckSlots(slots: number) {
       if (count >= slots / 2) strainedUntil = now + STRAINED_MS
     },
 
-    isStrained: (now: number) => now < strainedUntil,
+    isStrained,
 
     free,
 

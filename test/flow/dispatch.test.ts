@@ -53,22 +53,24 @@ suite('the dispatcher', () => {
     assert.ok(inHand('retry') >= 10 && inHand('retry') <= 21, `${inHand('retry')} of 80 are retries`)
   })
 
-  test('one tenant’s retries get seven eighths of what the others leave, and there is always room for one more tenant', async (t) => {
+  test('one tenant’s retries get seven eighths of what the others leave, of that the same part if they are not preferred, and there is always room for one more tenant', async (t) => {
     const seen: number[][] = []
     const { stop } = startDispatcher({
       slots: 128,
       log,
       async fetch(kind, { occupy, isCrowding }) {
         if (kind === 'first') {
-          assert.equal(isCrowding('a'), false)
+          assert.equal(isCrowding('a', true), false)
           return false
         }
-        const fill = (tenantId: string) => {
+        const fill = (tenantId: string, preferred = true) => {
           const ends = []
-          while (!isCrowding(tenantId)) ends.push(occupy(tenantId))
+          while (!isCrowding(tenantId, preferred)) ends.push(occupy(tenantId))
           return ends
         }
-        const a = fill('a')
+        const plain = fill('a', false)
+        seen.push([plain.length])
+        const a = [...plain, ...fill('a')]
         const alone = ['b', 'c', 'd'].map((tenantId) => fill(tenantId).length)
         for (const end of a.splice(-20)) end()
         seen.push([a.length + 20, ...alone], [fill('a').length, fill('b').length])
@@ -77,10 +79,7 @@ suite('the dispatcher', () => {
     })
     t.after(stop)
     await waitFor(() => seen.length > 0)
-    assert.deepEqual(seen.slice(0, 2), [
-      [56, 7, 1, 1],
-      [12, 5],
-    ])
+    assert.deepEqual(seen.slice(0, 3), [[49], [56, 7, 1, 1], [12, 5]])
   })
 
   test('a slot is freed once, however often its end is told', async (t) => {

@@ -274,6 +274,25 @@ suite('lanes', () => {
     assert.equal(admit('fails', 1, { standing: 'failing' }).start, 1, 'what is published meanwhile goes out')
   })
 
+  test('what hangs for failing endpoints keeps others’ probes from being released only as far as it was released itself', () => {
+    const { lanes, admit, tick } = setUp()
+    const crowd = { tenantId: 'crowd', standing: 'failing' } as const
+    // Half of the slots would strain the worker.
+    for (let nth = 1; nth < SLOTS / 2; nth++) assert.equal(admit(`hangs ${nth}`, 1, crowd).start, 1)
+    tick(500)
+    let released = 0
+    for (let nth = 0; nth < 300; nth++) {
+      const name = `probed ${nth}`
+      released += lanes.reserve(lane(name, name, 'failing'), 1)
+      // The last ones come later than their places are kept.
+      if (nth === 20) tick(501)
+      if (released > nth) assert.equal(admit(name, 1, { standing: 'failing', atOnce: 1 }).start, 1)
+    }
+    assert.equal(released, SLOTS / 4)
+    tick(2)
+    assert.equal(lanes.reserve(lane('one more', 'one more', 'failing'), 1), 0)
+  })
+
   test('places for a tenant’s endpoints are kept within its half, and given back', () => {
     const { lanes, tick } = setUp()
     const names = Array.from({ length: 12 }, (_, nth) => `held ${nth}`)
