@@ -1,10 +1,12 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import type { Db } from '../../src/db/open.ts'
 import { foldCounts } from '../../src/flow/fold-counts.ts'
+import { createDatabase, waitingForLocks } from '../support/database.ts'
 import { settled } from '../support/deliveries.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { createTenant, startTenant, type Tenant } from '../support/service.ts'
-import { passHour } from '../support/wait.ts'
+import { passHour, waitFor } from '../support/wait.ts'
 
 test("counts older than health's 24 hours are summed up by tenant and day, and nobody is told anything else", async (t) => {
   await passHour()
@@ -55,4 +57,28 @@ test("counts older than health's 24 hours are summed up by tenant and day, and n
   await foldCounts(pool)
   assert.deepEqual(await all(), later)
   assert.ok((await rows()) < left)
+})
+
+test('a run that is the victim of a deadlock with another goes on', async (t) => {
+  const { sql, newSession, openPool } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) select n, n from unnest(array['a', 'b']) n`
+  await sql`
+    insert into waybill.attempt_counts (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
+    select tenant_id, md5('e')::uuid, '2020-02-02', 200, 1, 0, 1 from waybill.tenants`
+  const take = (session: Db, tenantId: string) =>
+    session`select from waybill.attempt_counts where tenant_id = ${tenantId} for update`
+  let folding: Promise<void> | undefined
+  await newSession().begin(async (other) => {
+    await other`set local deadlock_timeout = '1h'`
+    await take(other, 'b')
+    folding = foldCounts(openPool())
+    await waitFor(async () => (await waitingForLocks(sql)) === 1, { what: 'it to wait for the other' })
+    await take(other, 'a')
+  })
+  await folding
+  const left = await sql`select tenant_id, endpoint_id from waybill.attempt_counts order by 1`
+  assert.deepEqual(
+    [...left],
+    ['a', 'b'].map((tenant_id) => ({ tenant_id, endpoint_id: '00000000-0000-0000-0000-000000000000' })),
+  )
 })
