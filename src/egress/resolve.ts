@@ -67,10 +67,10 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
 async function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
   const addresses: string[] = []
   const codes = new Set<string | undefined>()
+  // The alias of a name that has no address is no error, but empty.
+  const found = (some: string[]) => void (some.length > 0 ? addresses.push(...some) : codes.add('ENODATA'))
   const failed = ({ code }: NodeJS.ErrnoException) => void codes.add(code)
-  const answers = [dns.resolve4(name), dns.resolve6(name)].map((answer) =>
-    answer.then((found) => void addresses.push(...found), failed),
-  )
+  const answers = [dns.resolve4(name), dns.resolve6(name)].map((answer) => answer.then(found, failed))
   const both = Promise.all(answers)
   await Promise.race(answers)
   if (addresses.length === 0) await both

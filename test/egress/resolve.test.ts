@@ -97,12 +97,14 @@ test('NXDOMAIN, SERVFAIL, an empty answer and a silent name server are failed at
   const { post } = await start(t, (name) => {
     if (name.startsWith('nxdomain')) return { rcode: 3 }
     if (name.startsWith('servfail')) return { rcode: 2 }
+    if (name.startsWith('alias')) return { cname: 'empty.example' }
     return { silence: name.startsWith('silent') }
   })
   const said = {
     'nxdomain.example': 'the host name does not exist',
     'servfail.example': 'the host name could not be resolved',
     'empty.example': 'the host name has no address',
+    'alias.example': 'the host name has no address',
   }
   for (const [name, message] of Object.entries(said)) {
     const { error, errorMessage } = await post(name)
