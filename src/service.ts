@@ -32,7 +32,10 @@ const WORKER_CONNECTIONS = 4
 const READS = { max: 8, patienceMs: 2500 }
 /** For scans of whole tables, which may take this long, on connections of their own. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
-/** For retention, which counts a day at a time: as long as a large day takes on a slow disk, or it would never be deleted. */
+/**
+ * For retention, which counts a day at a time, and for summing counts up, those of many tenants at a time: as long as that takes on a
+ * slow disk, or it would never be done.
+ */
 const RETENTION = { max: 2, patienceMs: 3_600_000 }
 
 /** A database and the keys that belong to it. */
