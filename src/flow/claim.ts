@@ -47,7 +47,7 @@ export type Claim = {
   underWay: Place<UnderWay> | null
 }
 
-/** `since`: by performance.now(). `isReleased`: it had been held. */
+/** `since`: by performance.now(). `isReleased`: it was held, and had a place kept for it. */
 export type UnderWay = { since: number; isReleased: boolean }
 
 /** `freeSlot` is null while it has no slot. `isAnswered`: its request is over, its slot free, and its record not stored yet. */

@@ -173,7 +173,7 @@ export async function startService(
 }
 
 export type Endpoint = { endpoint_id: string; signing_secret: string }
-type EndpointFields = { subscribed_events?: string[]; description?: string; max_per_second?: number }
+type EndpointFields = { subscribed_events?: string[]; description?: string; max_per_second?: number; ordered?: boolean }
 
 export type Tenant = {
   tenantId: string
