@@ -75,10 +75,10 @@ export function createStuckSlots(slots: number) {
 
     /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */
     spareOf(tenantId: string, standing: Standing): number {
-      const left = free(standing)
-      const own = byTenant.get(tenantId)?.[standing] ?? 0
-      const spare = Math.max(1, Math.floor((left + own) / 2)) - own
-      return standing === 'good' ? spare : Math.min(spare, left)
+      const own = byTenant.get(tenantId) ?? nothing()
+      const half = (one: Standing) => Math.max(1, Math.floor((free(one) + own[one]) / 2))
+      const spare = Math.min(...noWorseThan(standing).map((one) => half(one) - own[one]))
+      return standing === 'good' ? spare : Math.min(spare, free(standing))
     },
   }
 }

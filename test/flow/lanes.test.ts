@@ -302,6 +302,16 @@ suite('lanes', () => {
     assert.equal(keep(), SLOTS / 2)
   })
 
+  test('a tenant whose endpoints hang in its half of the slots has no more released for them', () => {
+    for (const standing of ['failing', 'unsure'] as const) {
+      const { lanes, admit, tick } = setUp()
+      for (let nth = 0; nth < 100; nth++) admit(`hangs ${nth}`, 1, { tenantId: 'crowd', standing })
+      tick(501)
+      assert.equal(lanes.reserve(lane('crowd', 'held', standing), 1000), 0)
+      assert.notEqual(lanes.reserve(lane('another', 'another', standing), 1000), 0)
+    }
+  })
+
   test('what is held of a quick endpoint keeps nothing new from it', () => {
     const { lanes, admit, runFast } = setUp()
     runFast()
