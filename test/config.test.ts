@@ -205,6 +205,7 @@ test('the program hands on what it is set to', async (t) => {
   assert.deepEqual(
     schedules.map((row) => ({ ...row })),
     [
+      { name: 'attempt_counts', cron: '22 * * * *', timezone: 'UTC' },
       { name: 'partitions', cron: '7 * * * *', timezone: 'UTC' },
       { name: 'queue_clock', cron: '37 * * * *', timezone: 'UTC' },
       { name: 'retention', cron: env.RETENTION_CRON, timezone: 'UTC' },

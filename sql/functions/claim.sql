@@ -11,12 +11,13 @@
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
 -- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
 --
--- It returns `standing` since version 0.1.9; `crowding` is there since 0.1.20.
-drop function if exists waybill.claim_due(boolean, boolean, int, bigint);
+-- It returns `standing` since version 0.1.9; `crowding` is there since 0.1.20, and `probed`, where the endpoint's breaker is not
+-- closed, since 0.1.21.
+drop function if exists waybill.claim_due(boolean, boolean, int, bigint), waybill.claim_due(boolean, boolean, int, bigint, text[]);
 create or replace function waybill.claim_due(retries boolean, thorough boolean, most int, monthly_attempts bigint, crowding text[] default '{}')
 returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, bundle uuid, status waybill.delivery_status, attempt_count int,
                earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, leads boolean, url text,
-               signing_secret bytea, previous_secret bytea, at_once int, standing text, sendable boolean, within_quota boolean,
+               signing_secret bytea, previous_secret bytea, at_once int, probed boolean, standing text, sendable boolean, within_quota boolean,
                now timestamptz, more boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
@@ -96,7 +97,8 @@ begin
     select t.*, p.is_active, p.url, p.signing_secret, p.ordered, p.max_per_second, s.breaker, s.probing,
       case when p.previous_secret_expires_at > now() then p.previous_secret end as previous_secret,
       waybill.standing(s.failure_streak, s.last_success_at) as standing,
-      case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once
+      case when p.ordered then 1 when s.breaker = 'open' then 1 when s.breaker = 'half_open' then s.ramp end as at_once,
+      s.breaker in ('open', 'half_open') as probed
     from (select distinct on (tenant_id, endpoint_id) tenant_id, endpoint_id, delivery_id as first_delivery from found
           where endpoint_id is not null order by tenant_id, endpoint_id, delivery_id) t
     left join lateral (
@@ -107,7 +109,7 @@ begin
     ) s on true
   ), judged as materialized (
     select *, sendable and (standing = 'good' or at_once is not null or slot is not null or tenant_id <> all(crowding)) as counts
-    from (select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once,
+    from (select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once, t.probed,
       t.standing,
       f.status in ('pending', 'retrying') and t.is_active
         and (t.breaker is distinct from 'open' or t.probing = f.delivery_id)
@@ -129,7 +131,7 @@ begin
     from counted c cross join lateral (select limits from waybill.tenants t where t.tenant_id = c.tenant_id offset 0) t
   )
   select j.tenant_id, j.delivery_id, j.retry_count, j.slot, j.bundle, j.status, j.attempt_count, j.earlier_attempts, j.event_id,
-    j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.standing, j.sendable,
+    j.event_type, j.payload, j.endpoint_id, j.leads, j.url, j.signing_secret, j.previous_secret, j.at_once, j.probed, j.standing, j.sendable,
     case when not j.counts then null
          when m.beyond <= 0 then true
          else m.beyond <= (select count(*) from judged l

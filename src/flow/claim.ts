@@ -32,6 +32,8 @@ export type Claim = {
   withinQuota: boolean | null
   /** How many attempts the endpoint may have at once; null if only the worker's own cap applies. */
   atOnce: number | null
+  /** Its endpoint's breaker is not closed, so that it was held before. */
+  isProbe: boolean
   standing: Standing
   /** When the attempt may start if its endpoint is paced, by performance.now(); else null. */
   startAt: number | null
@@ -47,7 +49,7 @@ export type Claim = {
   underWay: Place<UnderWay> | null
 }
 
-/** `since`: by performance.now(). `isReleased`: it was held, and had a place kept for it. */
+/** `since`: by performance.now(). `isReleased`: it had been held. */
 export type UnderWay = { since: number; isReleased: boolean }
 
 /** `freeSlot` is null while it has no slot. `isAnswered`: its request is over, its slot free, and its record not stored yet. */
@@ -99,6 +101,8 @@ type Row = {
 type Lead = {
   url: string
   at_once: number | null
+  /** Null as long as nothing has been recorded for the endpoint. */
+  probed: boolean | null
   standing: Standing
   signing_secret: string
   previous_secret: string | null
@@ -123,7 +127,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
       select tenant_id, delivery_id, retry_count, bundle, slot, status, attempt_count, earlier_attempts, event_id, event_type,
         octet_length(payload) as payload_bytes, case when octet_length(payload) <= ${MAX_CLAIMED_PAYLOAD_BYTES} then payload end as payload,
         endpoint_id, sendable, within_quota, case when leads then url end as url,
-        case when leads then at_once end as at_once, case when leads then standing end as standing,
+        case when leads then at_once end as at_once, case when leads then probed end as probed, case when leads then standing end as standing,
         case when leads then encode(signing_secret, 'hex') end as signing_secret,
         case when leads then encode(previous_secret, 'hex') end as previous_secret,
         case when leads then date_part('epoch', now) * 1000 end as now_ms, more
@@ -137,11 +141,15 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
 
 function sortOut(rows: Row[], { clockOffsetMs, asked }: { clockOffsetMs: number; asked: number }): Claimed {
   const claimed: Claimed = { send: [], hold: [], obsolete: [], more: rows[0]?.more ?? false }
-  const endpoints = new Map<string, Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'standing' | 'claimedAtMs'>>()
+  const endpoints = new Map<
+    string,
+    Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'isProbe' | 'standing' | 'claimedAtMs'>
+  >()
   for (const row of rows) {
     if (row.url !== null) {
-      const { url, at_once: atOnce, standing, now_ms: claimedAtMs } = row
-      endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, standing, claimedAtMs })
+      const { url, at_once: atOnce, probed, standing, now_ms: claimedAtMs } = row
+      const isProbe = probed === true
+      endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, isProbe, standing, claimedAtMs })
     }
     const endpoint = endpoints.get(row.endpoint_id)
     const ids = {

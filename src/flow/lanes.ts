@@ -184,19 +184,21 @@ export function createLanes({
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
       if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return 'full'
+      // A place may have been kept in another process, or for too short a time.
+      const isReleased = hasPlace || claim.isProbe
       // Otherwise held deliveries, which are older, would find no place while new ones come. What lines up was held.
       if (isNew && lane.held && !linesUp(claim) && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
       if (lane.started.size < limit && (hasPlace || stuck.roomOf(lane.tenantId) > 0)) {
         // A paced attempt is not under way before its time slot.
-        claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased: hasPlace })
+        claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
       } else {
         const most = Math.max(inPatience(lane, now), isFresh(lane, now) ? share(lane, now) : 0)
         // Without one under way, none would make room for it.
         if (claim.atOnce === 1 || lane.started.size === 0 || lane.waiting.length >= most) return 'full'
         lane.waiting.push({ claim, since: now })
       }
-      if (isNew) stuck.add(lane, 1, { isReleased: false, now })
+      if (isNew) stuck.add(lane, 1, { isReleased, now })
       if (claim.underWay && !hasPlace) stuck.take(lane.tenantId, 1)
       return claim.underWay ? 'start' : 'wait'
     },
@@ -210,7 +212,7 @@ export function createLanes({
       if (endedAt - claim.underWay.value.since <= WINDOW_MS) lane.window.finished++
       claim.underWay = null
       const entry = lane.waiting.shift()
-      if (entry !== undefined) entry.claim.underWay = lane.started.join({ since: now, isReleased: false })
+      if (entry !== undefined) entry.claim.underWay = lane.started.join({ since: now, isReleased: entry.claim.isProbe })
       return entry?.claim
     },
     takeStale() {

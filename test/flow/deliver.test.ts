@@ -66,6 +66,7 @@ const claimOf = (tenantId: string): Claim => ({
   secrets: [''],
   withinQuota: true,
   atOnce: null,
+  isProbe: false,
   standing: 'good',
   startAt: null,
   clockOffsetMs: 0,
