@@ -170,10 +170,8 @@ export async function startWorker(deps: {
       }
       const { hold: unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, occupy)
-      for (const claims of Map.groupBy(
-        crowding,
-        ({ tenantId, withinQuota }) => `${tenantId} ${withinQuota}`,
-      ).values()) {
+      const alike = Map.groupBy(crowding, ({ tenantId, withinQuota }) => `${tenantId} ${withinQuota}`)
+      for (const claims of alike.values()) {
         const seconds = claims.map((one) => secondsToWait(one.tenantId))
         await inBackground(() => inHand.postpone(claims, Math.max(1, ...seconds)))
       }
