@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createClaim, unbundle } from '../src/flow/claim.ts'
+import { createClaim } from '../src/flow/claim.ts'
+import { unbundle } from '../src/flow/give-back.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'
 import { createDatabase, waitingForLocks } from './support/database.ts'

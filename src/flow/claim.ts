@@ -1,7 +1,5 @@
 import type { Db, Pool } from '../db/open.ts'
-import { type Fragment, fragment } from '../db/statement.ts'
 import type { Place } from '../line.ts'
-import { DELIVERIES } from '../queue.ts'
 
 /** What is known of an endpoint: its last attempt failed; none has succeeded for half a minute; or it is well (waybill.standing). */
 export type Standing = 'failing' | 'unsure' | 'good'
@@ -33,7 +31,7 @@ export type Claim = {
   /** How many attempts the endpoint may have at once; null if only the worker's own cap applies. */
   atOnce: number | null
   /** Its endpoint's breaker is not closed, so that it was held before. */
-  isProbe: boolean
+  isProbed: boolean
   standing: Standing
   /** When the attempt may start if its endpoint is paced, by performance.now(); else null. */
   startAt: number | null
@@ -143,13 +141,13 @@ function sortOut(rows: Row[], { clockOffsetMs, asked }: { clockOffsetMs: number;
   const claimed: Claimed = { send: [], hold: [], obsolete: [], more: rows[0]?.more ?? false }
   const endpoints = new Map<
     string,
-    Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'isProbe' | 'standing' | 'claimedAtMs'>
+    Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'isProbed' | 'standing' | 'claimedAtMs'>
   >()
   for (const row of rows) {
     if (row.url !== null) {
       const { url, at_once: atOnce, probed, standing, now_ms: claimedAtMs } = row
-      const isProbe = probed === true
-      endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, isProbe, standing, claimedAtMs })
+      const isProbed = probed === true
+      endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, isProbed, standing, claimedAtMs })
     }
     const endpoint = endpoints.get(row.endpoint_id)
     const ids = {
@@ -189,56 +187,8 @@ function sortOut(rows: Row[], { clockOffsetMs, asked }: { clockOffsetMs: number;
 export const secretsOf = ({ signing_secret, previous_secret }: Pick<Lead, 'signing_secret' | 'previous_secret'>) =>
   previous_secret ? [signing_secret, previous_secret] : [signing_secret]
 
-/**
- * Gives deliveries that were claimed in bundles, and have to come again, jobs of their own, which count as claimed too. Call it
- * in the transaction that then does something with these jobs. Repeating it does nothing.
- */
-export async function unbundle(sql: Db, claims: ClaimedJob[]): Promise<void> {
-  const bundled = claims.filter(({ bundle }) => bundle !== null)
-  if (bundled.length === 0) return
-  await sql`
-    select waybill.unbundle(${bundled.map(({ tenantId }) => tenantId)}::text[], ${bundled.map(({ bundle }) => bundle)}::uuid[],
-      ${bundled.map(({ deliveryId }) => deliveryId)}::uuid[], true)`
-}
-
-/** Ends claims of deliveries that need no attempt. Those that have lapsed are left alone. */
-export async function dropClaims(pool: Pool, claims: ClaimedJob[]): Promise<void> {
-  await pool`select waybill.finish_claims(${claims.map(({ deliveryId }) => deliveryId)}::uuid[], ${claims.map(fenceOf)}::text[])`
-}
-
 /** pg-boss's fence: it fits the job with which the delivery was claimed, until that job is claimed again. */
 export const fenceOf = ({ bundle, deliveryId, retryCount }: ClaimedJob) => `${bundle ?? deliveryId}:${retryCount}`
-
-/**
- * The end of a `select` of aggregates over claims, as `c` (tenant_id, id, endpoint_id, bundle, n), without those whose job has
- * been claimed again since. The fence alone does not tell: after a release or a replay, a delivery's new job may have the id and
- * the retry count of the old one. The time of the claim does. The jobs are locked, so that nobody takes them back before the
- * transaction has put them away, and bundles in the order in which they are locked to be settled. Gives one row, or none.
- */
-export function fromClaims(claims: ClaimedJob[]): Fragment {
-  return fragment`
-    from (select * from unnest(${claims.map((claim) => claim.tenantId)}::text[], ${claims.map((claim) => claim.deliveryId)}::uuid[], ${claims.map((claim) => claim.endpointId)}::uuid[],
-      ${claims.map((claim) => claim.bundle)}::uuid[], ${claims.map((claim) => claim.retryCount)}::int[], ${claims.map((claim) => claim.claimedAtMs)}::float8[])
-      as u (tenant_id, id, endpoint_id, bundle, n, claimed_ms) order by coalesce(bundle, id)) c
-    cross join lateral (
-      select from pgboss.job j
-      where j.name = ${DELIVERIES} and j.id = coalesce(c.bundle, c.id) and j.state = 'active' and j.retry_count = c.n
-        and j.started_on <= to_timestamp(claimed_ms / 1000)
-      for no key update offset 0) j
-    having count(*) > 0`
-}
-
-/**
- * Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. The deliveries are due at
- * once or, if given, in so many `seconds`, as retries. Either all have been counted or none.
- */
-export async function unclaim(pool: Pool, claims: Claim[], seconds: number | null = null): Promise<void> {
-  await pool.begin(async (sql) => {
-    await unbundle(sql, claims)
-    const own = claims.map((claim) => ({ ...claim, bundle: null }))
-    await sql`select waybill.unclaim(array_agg(c.id), array_agg(n), ${seconds}, ${claims[0]?.withinQuota !== null}) ${fromClaims(own)}`
-  })
-}
 
 /** Whether its endpoint takes a few at a time: it is ordered, paced, or being probed. */
 export const linesUp = ({ atOnce, startAt }: Claim) => atOnce !== null || startAt !== null

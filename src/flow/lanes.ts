@@ -185,7 +185,7 @@ export function createLanes({
       const isNew = !hasPlace && !isQuick
       if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return 'full'
       // A place may have been kept in another process, or for too short a time.
-      const isReleased = hasPlace || claim.isProbe
+      const isReleased = hasPlace || claim.isProbed
       // Otherwise held deliveries, which are older, would find no place while new ones come. What lines up was held.
       if (isNew && lane.held && !linesUp(claim) && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
@@ -212,7 +212,8 @@ export function createLanes({
       if (endedAt - claim.underWay.value.since <= WINDOW_MS) lane.window.finished++
       claim.underWay = null
       const entry = lane.waiting.shift()
-      if (entry !== undefined) entry.claim.underWay = lane.started.join({ since: now, isReleased: entry.claim.isProbe })
+      if (entry !== undefined)
+        entry.claim.underWay = lane.started.join({ since: now, isReleased: entry.claim.isProbed })
       return entry?.claim
     },
     takeStale() {

@@ -1,7 +1,8 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db } from '../db/open.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES } from '../queue.ts'
-import { fenceOf, fromClaims, unbundle } from './claim.ts'
+import { fenceOf } from './claim.ts'
+import { fromClaims, unbundle } from './give-back.ts'
 import type { AttemptRecord } from './record.ts'
 
 /** How a delivery stands after an attempt: finished, waiting for a retry, or dead-lettered for a reason. */

@@ -66,7 +66,7 @@ const claimOf = (tenantId: string): Claim => ({
   secrets: [''],
   withinQuota: true,
   atOnce: null,
-  isProbe: false,
+  isProbed: false,
   standing: 'good',
   startAt: null,
   clockOffsetMs: 0,

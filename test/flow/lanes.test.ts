@@ -11,7 +11,7 @@ const claimOf = (endpointId: string, more: Partial<Claim> = {}) =>
     endpointId,
     deliveryId: 'same',
     atOnce: null,
-    isProbe: false,
+    isProbed: false,
     standing: 'good',
     startAt: null,
     ...more,
@@ -288,7 +288,7 @@ suite('lanes', () => {
       released += lanes.reserve(lane(name, name, 'failing'), 1)
       // The last ones come later than their places are kept.
       if (nth === 20) tick(501)
-      if (released > nth) assert.equal(admit(name, 1, { standing: 'failing', atOnce: 1, isProbe: true }).start, 1)
+      if (released > nth) assert.equal(admit(name, 1, { standing: 'failing', atOnce: 1, isProbed: true }).start, 1)
     }
     assert.equal(released, SLOTS / 4)
     tick(2)
