@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { types } from 'pg'
 import type { Log } from '../log.ts'
 import { type AnyRow, type Ask, createPool, isOutdated } from './connections.ts'
@@ -147,6 +148,12 @@ const READ = new Map<number, (text: string) => unknown>([
   [UUID_LIST, (text) => (text === '{}' ? [] : text.slice(1, -1).split(','))],
 ])
 
+/**
+ * Waits a moment (20 to 100 ms) before another try of what Postgres gave up because of others. They are being woken: who came back
+ * at once would take from them what they have waited for, and be in their way again.
+ */
+export const giveWay = () => sleep(20 + 80 * Math.random())
+
 const MAX_TRIES = 3
 
 /** Does what Postgres may give up because of others, up to three times in all. `work` must be one statement or transaction. */
@@ -156,6 +163,7 @@ export async function retried<Result>(work: () => PromiseLike<Result>): Promise<
       return await work()
     } catch (error) {
       if (!isRetryable(error) || tries === MAX_TRIES) throw error
+      await giveWay()
     }
   }
 }

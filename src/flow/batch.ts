@@ -1,4 +1,5 @@
 import { isRefusal, isRetryable, isTooSlow } from '../db/errors.ts'
+import { giveWay } from '../db/open.ts'
 import { inTurn } from '../in-turn.ts'
 
 /** A batch that takes longer has waited for other processes' batches: for the database's attention, or for locks. */
@@ -42,7 +43,10 @@ export function createBatcher<Item, Result>(options: {
         })
     } catch (error) {
       if (isTooSlow(error)) most = Math.ceil(batch.length / 2)
-      if (isRetryable(error)) return await run(batch)
+      if (isRetryable(error)) {
+        await giveWay()
+        return await run(batch)
+      }
       if (batch.length > 1 && isRefusal(error)) return await runEach(batch)
       return () => {
         for (const entry of batch) entry.reject(error)
