@@ -4,7 +4,6 @@ import { readFileSync, writeFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { type AppDeps, createApp } from '../src/http/app.ts'
 import { createLog } from '../src/log.ts'
-import { readVersion } from '../src/version.ts'
 
 /**
  * Writes the committed copies of the API's description: `node scripts/openapi.ts`. They are test/http/openapi.json, and
@@ -17,7 +16,6 @@ const TYPES = fileURLToPath(new URL('../test/support/api-types.ts', import.meta.
 const deps: Partial<AppDeps> = {
   mode: 'all',
   log: createLog('silent'),
-  version: await readVersion(),
   allow: [],
   baseUrl: () => 'http://localhost:8080',
   headerPrefix: 'service',

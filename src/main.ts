@@ -4,7 +4,7 @@ import { startEmbedded } from './embedded.ts'
 import { createLog, type Log } from './log.ts'
 import { type Database, type Mode, startService } from './service.ts'
 import { type Closers, createClosers } from './shutdown.ts'
-import { readVersion } from './version.ts'
+import { VERSION } from './version.ts'
 
 const USAGE = `Usage: waybill [--mode all|api|worker] [--no-migrate]
 
@@ -26,7 +26,7 @@ const ECHO_MS = process.env.npm_lifecycle_event === 'start' ? 50 : 0
 async function main(): Promise<void> {
   const flags = readFlags()
   if (flags.help) return void process.stdout.write(USAGE)
-  if (flags.version) return void process.stdout.write(`${await readVersion()}\n`)
+  if (flags.version) return void process.stdout.write(`${VERSION}\n`)
   const config = readConfig(process.env)
   const log = createLog(config.LOG_LEVEL)
   // A mistake of ours. Node's own words would show all that the error carries, and not on stdout.
@@ -40,7 +40,7 @@ async function main(): Promise<void> {
   const stopped = stopOnSignal(config, log, closers)
   try {
     const database = await openDatabase(config, log, closers)
-    log.info({ config: maskConfig(config), mode: flags.mode, version: await readVersion() }, 'service.starting')
+    log.info({ config: maskConfig(config), mode: flags.mode, version: VERSION }, 'service.starting')
     if (config.EGRESS_ALLOW.length > 0) {
       log.warn({ EGRESS_ALLOW: config.EGRESS_ALLOW.map((range) => range.text) }, 'egress.exempted')
     }

@@ -7,7 +7,7 @@ import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
 import { DEAD_LETTERS, DELIVERIES, type QueueSettings } from './queue.ts'
 import { installQueue } from './queue-install.ts'
-import { readVersion } from './version.ts'
+import { VERSION } from './version.ts'
 
 const MIGRATIONS = new URL('../sql/', import.meta.url)
 const FUNCTIONS = new URL('../sql/functions/', import.meta.url)
@@ -165,9 +165,8 @@ async function readFunctions(sql: Db): Promise<Functions> {
   const text = texts.join('\n')
   const [server] = await sql<{ major: number }[]>`select current_setting('server_version_num')::int / 10000 as major`
   const checksum = createHash('sha256').update(`${server?.major}\n${text}`).digest('hex')
-  const version = await readVersion()
-  if (!/^\d+\.\d+\.\d+$/.test(version)) throw new Error(`package.json: the version is not three numbers: ${version}`)
-  return { version: version.split('.').map(Number), text, checksum }
+  if (!/^\d+\.\d+\.\d+$/.test(VERSION)) throw new Error(`package.json: the version is not three numbers: ${VERSION}`)
+  return { version: VERSION.split('.').map(Number), text, checksum }
 }
 
 /** Whether these functions are in the database, or those of a later version. */

@@ -20,7 +20,7 @@ import { connectionsPerSide } from './open-files.ts'
 import { createBoss, type QueueSettings, stopBoss, updateQueues } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
 import type { Closers } from './shutdown.ts'
-import { readVersion } from './version.ts'
+import { VERSION } from './version.ts'
 import { startWorker } from './worker.ts'
 
 export type Mode = 'all' | 'api' | 'worker'
@@ -68,7 +68,6 @@ export const queueSettings = (config: Config): QueueSettings => ({
  */
 export async function startService(options: Options): Promise<{ port: number }> {
   const { config, mode, log, closers } = options
-  const version = await readVersion()
   const database = { ...options.database, url: await untilReachable(options.database.url, log) }
   if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
   const secretBox = createSecretBox(database.encryptionKeys)
@@ -107,7 +106,6 @@ export async function startService(options: Options): Promise<{ port: number }> 
     secretBox,
     allow: config.EGRESS_ALLOW,
     log,
-    version,
     mode,
     baseUrl: () => config.BASE_URL ?? `http://localhost:${port}`,
     headerPrefix: config.WEBHOOK_HEADER_PREFIX,
@@ -125,14 +123,14 @@ export async function startService(options: Options): Promise<{ port: number }> 
   port = server.port
   closers.add('http', () => server.close(config.SHUTDOWN_GRACE_SECONDS * 1000), { atOnce: true })
 
-  if (mode !== 'api') await startDelivering(options, { url: database.url, version, secretBox, pool, retention, open })
+  if (mode !== 'api') await startDelivering(options, { url: database.url, secretBox, pool, retention, open })
   return { port }
 }
 
 /** The worker and, on pg-boss, what is scheduled. */
 async function startDelivering(
   { config, log, closers, hurry }: Options,
-  parts: { url: string; version: string; secretBox: SecretBox; pool: Pool; retention: Pool; open: OpenPool },
+  parts: { url: string; secretBox: SecretBox; pool: Pool; retention: Pool; open: OpenPool },
 ): Promise<void> {
   const { url, pool, retention } = parts
   const upkeep = parts.open(' upkeep', UPKEEP)
@@ -170,7 +168,7 @@ async function startDelivering(
     attemptTimeoutSeconds: config.ATTEMPT_TIMEOUT_SECONDS,
     monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
     headerPrefix: config.WEBHOOK_HEADER_PREFIX,
-    userAgent: `Waybill/${parts.version}`,
+    userAgent: `Waybill/${VERSION}`,
   })
   closers.add('worker', () => worker.stop(config.SHUTDOWN_GRACE_SECONDS * 1000), { atOnce: true })
   hurry.addEventListener('abort', () => void worker.stop(0))

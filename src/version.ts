@@ -1,6 +1,4 @@
-import { readFile } from 'node:fs/promises'
+import { readFileSync } from 'node:fs'
 
-/** The version in package.json, which stands one folder above both src and dist. */
-export async function readVersion(): Promise<string> {
-  return JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8')).version
-}
+/** As in package.json, which stands one folder above both src and dist. */
+export const VERSION: string = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version

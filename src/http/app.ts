@@ -38,7 +38,6 @@ export type AppDeps = {
   secretBox: SecretBox
   allow: readonly AddressRange[]
   log: Log
-  version: string
   mode: 'all' | 'api' | 'worker'
   baseUrl: () => string
   /** For the description of the outbound requests. */
@@ -106,7 +105,7 @@ export function createApp(deps: AppDeps): App {
     mountLimits(mount, deps)
     mountTenants(mount, deps)
     mountRetention(mount, deps)
-    mountDocs(mount, app, () => ({ version: deps.version, baseUrl: deps.baseUrl(), headerPrefix: deps.headerPrefix }))
+    mountDocs(mount, app, () => ({ baseUrl: deps.baseUrl(), headerPrefix: deps.headerPrefix }))
   }
   return app
 }

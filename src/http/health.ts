@@ -1,5 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db/open.ts'
+import { VERSION } from '../version.ts'
 import type { Mount } from './route.ts'
 import { answers, ok } from './schemas.ts'
 
@@ -38,10 +39,7 @@ const health = createRoute({
 })
 
 /** Health of this process and its database, answered within a second whatever the database does. `pool` serves nothing else. */
-export function mountHealth(
-  mount: Mount,
-  { pool, version, mode }: { pool: Pool; version: string; mode: string },
-): void {
+export function mountHealth(mount: Mount, { pool, mode }: { pool: Pool; mode: string }): void {
   const answersInTime = createQuestion(pool)
   mount.open(health, async (c) => {
     const answered = await answersInTime()
@@ -49,7 +47,7 @@ export function mountHealth(
       ok: answered,
       status: answered ? 'ok' : 'unavailable',
       database: answered ? 'ok' : 'unreachable',
-      version,
+      version: VERSION,
       mode,
     }
     return c.json(body, answered ? 200 : 503)

@@ -1,4 +1,5 @@
 import { ERRORS } from '../errors.ts'
+import { VERSION } from '../version.ts'
 import { ERROR_BODIES, ERROR_EXAMPLES } from './error-answers.ts'
 import { exampleOf, type Schema, withChanges } from './openapi-example.ts'
 import { guide, TAGS } from './openapi-guide.ts'
@@ -36,10 +37,10 @@ type Operation = {
   responses: Record<string, Response>
 }
 
-export type DocumentOptions = { version: string; baseUrl: string; headerPrefix: string }
+export type DocumentOptions = { baseUrl: string; headerPrefix: string }
 
 /** The OpenAPI 3.1 document of everything mounted on `app`, and of the requests that endpoints receive. */
-export function openApiDocument(app: App, { version, baseUrl, headerPrefix }: DocumentOptions) {
+export function openApiDocument(app: App, { baseUrl, headerPrefix }: DocumentOptions) {
   const { openAPIRegistry: registry } = app
   registry.registerComponent('securitySchemes', 'apiKey', {
     type: 'http',
@@ -67,7 +68,7 @@ export function openApiDocument(app: App, { version, baseUrl, headerPrefix }: Do
     openapi: '3.1.0',
     info: {
       title: 'Waybill',
-      version,
+      version: VERSION,
       description: guide(headerPrefix),
     },
     servers: [{ url: baseUrl }],
