@@ -3,7 +3,6 @@ import { untilReachable } from './db/until-reachable.ts'
 import { startEmbedded } from './embedded.ts'
 import { createLog } from './log.ts'
 import { migrate } from './migrate.ts'
-import { queueSettings } from './service.ts'
 
 // Applies migrations and leaves: for deployments that migrate in a step of their own and start with --no-migrate.
 try {
@@ -13,7 +12,7 @@ try {
   try {
     const given = config.DATABASE_URL ?? (await startEmbedded(log, (stop) => stops.push(stop))).url
     const url = await untilReachable(given, log)
-    await migrate(url, log, queueSettings(config))
+    await migrate(url, log, config)
     log.info('migrate.done')
   } finally {
     for (const stop of stops) await stop()

@@ -1,4 +1,5 @@
 import { PgBoss, systemClock } from 'pg-boss'
+import type { Config } from './config.ts'
 import type { Db } from './db/open.ts'
 import { startOptions } from './db/settings.ts'
 import { readDatabaseUrl } from './db/url.ts'
@@ -23,11 +24,8 @@ export type DeliveryJob = {
   ids?: string[]
 }
 
-export type QueueSettings = {
-  retryLimit: number
-  retryDelaySeconds: number
-  retryDelayMaxSeconds: number
-}
+/** How deliveries are retried. */
+export type QueueSettings = Pick<Config, 'RETRY_LIMIT' | 'RETRY_DELAY_SECONDS' | 'RETRY_DELAY_MAX_SECONDS'>
 
 const FOREVER_SECONDS = 10 * 365 * 86_400
 const SUPERVISE_SECONDS = 15
@@ -96,9 +94,9 @@ export const queues = (settings: QueueSettings) => {
       options: {
         ...keep,
         deadLetter: DEAD_LETTERS,
-        retryLimit: settings.retryLimit,
-        retryDelay: settings.retryDelaySeconds,
-        retryDelayMax: settings.retryDelayMaxSeconds,
+        retryLimit: settings.RETRY_LIMIT,
+        retryDelay: settings.RETRY_DELAY_SECONDS,
+        retryDelayMax: settings.RETRY_DELAY_MAX_SECONDS,
         retryBackoff: true,
         expireInSeconds: LONGEST_CLAIM_SECONDS,
         // Without a heartbeat, claims would not be dated.

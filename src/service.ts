@@ -17,7 +17,7 @@ import type { Log } from './log.ts'
 import { startMaintenance } from './maintenance.ts'
 import { migrate, requireMigrated } from './migrate.ts'
 import { connectionsPerSide } from './open-files.ts'
-import { createBoss, type QueueSettings, stopBoss, updateQueues } from './queue.ts'
+import { createBoss, stopBoss, updateQueues } from './queue.ts'
 import { createSecretBox, type SecretBox } from './secrets.ts'
 import type { Closers } from './shutdown.ts'
 import { VERSION } from './version.ts'
@@ -55,13 +55,6 @@ type Options = {
 /** Opens a pool, named after the mode and `name`, which is closed with the rest. */
 type OpenPool = (name: string, more: { max: number; patienceMs?: number; claims?: boolean }) => Pool
 
-/** How deliveries are retried, as the configuration has it. */
-export const queueSettings = (config: Config): QueueSettings => ({
-  retryLimit: config.RETRY_LIMIT,
-  retryDelaySeconds: config.RETRY_DELAY_SECONDS,
-  retryDelayMaxSeconds: config.RETRY_DELAY_MAX_SECONDS,
-})
-
 /**
  * Starts the parts that `mode` asks for and registers, in `closers`, how each is stopped: requests and attempts at once,
  * then connections. Throws when a part cannot start; what was started is then in `closers` all the same.
@@ -69,7 +62,7 @@ export const queueSettings = (config: Config): QueueSettings => ({
 export async function startService(options: Options): Promise<{ port: number }> {
   const { config, mode, log, closers } = options
   const database = { ...options.database, url: await untilReachable(options.database.url, log) }
-  if (options.migrateFirst) await migrate(database.url, log, queueSettings(config))
+  if (options.migrateFirst) await migrate(database.url, log, config)
   const secretBox = createSecretBox(database.encryptionKeys)
   const open: OpenPool = (name, more) => {
     const pool = openDb(database.url, { log, name: `waybill ${mode}${name}`, ...more })
@@ -139,7 +132,7 @@ async function startDelivering(
   await boss.start()
   closers.add('queue', () => stopBoss(boss))
   // Whichever process made the queues may have had other settings; retries are the workers' business.
-  await updateQueues(boss, queueSettings(config))
+  await updateQueues(boss, config)
   const stopMaintenance = await startMaintenance({
     upkeep,
     retention,

@@ -12,7 +12,7 @@ export const TEMPLATE = 'waybill_template'
 export const PASSWORD = 'test-database-password'
 
 /** What a start of the service would install anyway; every service that is started sets its own. */
-export const QUEUE = { retryLimit: 14, retryDelaySeconds: 5, retryDelayMaxSeconds: 36_000 }
+export const QUEUE = { RETRY_LIMIT: 14, RETRY_DELAY_SECONDS: 5, RETRY_DELAY_MAX_SECONDS: 36_000 }
 
 export type TestDatabase = {
   url: string
