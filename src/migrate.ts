@@ -61,7 +61,7 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
     if (done.files.length > 0 || done.functions !== null) log.info(done, 'migration.applied')
     await makePartitions(pool)
   } finally {
-    await pool.end({ timeout: 5 })
+    await pool.end()
   }
 }
 

@@ -66,7 +66,7 @@ export async function startService(options: Options): Promise<{ port: number }> 
   const secretBox = createSecretBox(database.encryptionKeys)
   const open: OpenPool = (name, more) => {
     const pool = openDb(database.url, { log, name: `waybill ${mode}${name}`, ...more })
-    closers.add(`database${name}`, () => pool.end({ timeout: 2 }))
+    closers.add(`database${name}`, () => pool.end(2000))
     return pool
   }
   const pool = open('', { max: API_CONNECTIONS + (mode === 'api' ? 0 : WORKER_CONNECTIONS) })

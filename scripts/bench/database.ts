@@ -105,7 +105,7 @@ export async function startDatabase(): Promise<BenchDatabase> {
         order by total_exec_time desc`
     },
     async stop() {
-      await Promise.all([bench.end({ timeout: 1 }), waybill.end({ timeout: 1 })])
+      await Promise.all([bench.end(1000), waybill.end(1000)])
       await server.stop()
       await rm(directory, { recursive: true, force: true })
     },

@@ -62,7 +62,7 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
       await admin((sql) => sql.text(`create database ${name} template ${TEMPLATE}`))
       const sql = connect(url(name), 4)
       cleanUp(of, async () => {
-        await sql.end({ timeout: 1 })
+        await sql.end(1000)
         if (server.pid() !== 0) await admin((other) => other.text(`drop database ${name} with (force)`))
       })
       return { name, url: url(name), sql }
@@ -111,6 +111,6 @@ export async function withSql<T>(url: string, run: (sql: Pool) => Promise<T>): P
   try {
     return await run(sql)
   } finally {
-    await sql.end({ timeout: 1 })
+    await sql.end(1000)
   }
 }

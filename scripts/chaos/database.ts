@@ -189,7 +189,7 @@ const exhausted: Experiment = {
 
     // 2. Postgres has no connection left.
     const hoard = connect(world.database.url, 200)
-    cleanUp(world.scope, () => hoard.end({ timeout: 1 }))
+    cleanUp(world.scope, () => hoard.end(1000))
     const free = Promise.withResolvers<void>()
     let holding = true
     const hold = async () => {
@@ -213,7 +213,7 @@ const exhausted: Experiment = {
     holding = false
     free.resolve()
     await Promise.all(hoarding)
-    await hoard.end({ timeout: 1 })
+    await hoard.end(1000)
     const freed = Date.now()
     const duringAgain = triesIn(world, askedAgain, freed)
     await Promise.all(second)

@@ -56,7 +56,7 @@ const failedOver: Experiment = {
     const url = new URL(world.database.url)
     url.port = String(standby.port)
     world.database.sql = connect(url.href, 4)
-    cleanUp(world.scope, () => world.database.sql.end({ timeout: 1 }))
+    cleanUp(world.scope, () => world.database.sql.end(1000))
     await world.database.sql`select pg_promote()`
     await world.proxy.restore(standby.port)
     const back = Date.now()

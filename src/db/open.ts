@@ -24,8 +24,8 @@ export type Pool = Db & {
   begin<Result>(work: (sql: Db) => Promise<Result>): Promise<Result>
   /** Listens to a channel (db/listening.ts). */
   listen: ReturnType<typeof createListening>['listen']
-  /** Closes all connections: those in use as soon as they are free, but after `timeout` seconds at the latest. */
-  end(options?: { timeout?: number }): Promise<void>
+  /** Closes all connections: those in use as soon as they are free, but after `timeoutMs` (5 seconds) at the latest. */
+  end(timeoutMs?: number): Promise<void>
 }
 
 /** How long a query of a request or a worker may take: less than the request itself (http/deadline.ts). */
@@ -97,9 +97,9 @@ export function openDb(
     max,
     begin: <Result>(work: (sql: Db) => Promise<Result>) => pool.lend((ask) => inTransaction(ask, work)),
     listen: listening.listen,
-    async end({ timeout = 5 } = {}) {
+    async end(timeoutMs = 5000) {
       listening.end()
-      await pool.end(timeout * 1000)
+      await pool.end(timeoutMs)
     },
   })
 }

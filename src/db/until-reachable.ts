@@ -37,7 +37,7 @@ export async function untilReachable(url: string, log: Log): Promise<string> {
       if (refused || performance.now() > until) throw error
       if (tries % 10 === 1) log.warn({ err: error }, 'database.waiting')
     } finally {
-      await pool.end({ timeout: 0 })
+      await pool.end(0)
     }
     await sleep(START_PAUSE_MS)
   }

@@ -20,7 +20,7 @@ async function start(t: TestContext, options: { max?: number; patienceMs?: numbe
   const { url, sql } = await createDatabase(t)
   const open = (through = url) => {
     const pool = openDb(through, { log, name: 'test', max: 1, ...options })
-    cleanUp(t, () => pool.end({ timeout: 0 }))
+    cleanUp(t, () => pool.end(0))
     return pool
   }
   const terminate = (where: string) =>
@@ -238,13 +238,13 @@ test('a pool that ends refuses who waits, and ends what is still being opened', 
     return { pool, asked }
   }
   const hurried = await begin(nowhere)
-  await hurried.pool.end({ timeout: 0 })
+  await hurried.pool.end(0)
   await Promise.all(hurried.asked)
   // By itself, opening it would be given up after 3 s.
   await waitFor(() => nowhere.sockets[0]!.readableEnded, { timeoutMs: 2000 })
   // With time, it ends as soon as it is there.
   const patient = await begin(slow)
-  const ending = patient.pool.end({ timeout: 60 })
+  const ending = patient.pool.end(60_000)
   await Promise.all(patient.asked)
   forwards[0]!()
   await ending

@@ -40,7 +40,7 @@ async function startSpoiler(scope: Scope, url: string) {
 test('a connection whose commit or rollback failed is not lent again in its transaction', async (t) => {
   const spoiler = await startSpoiler(t, (await createDatabase(t)).url)
   const pool = openDb(spoiler.url, { log: createLog('silent'), name: 'spoiled', max: 1 })
-  cleanUp(t, () => pool.end({ timeout: 1 }))
+  cleanUp(t, () => pool.end(1000))
   const pid = async () => (await pool<{ pid: number }[]>`select pg_backend_pid() as pid`)[0]?.pid
   const before = await pid()
   await pool.begin((sql) => sql`select 1`)

@@ -85,7 +85,7 @@ export async function createDatabase(
   const sql = connect(url, 4)
   const pools: Pool[] = [sql]
   cleanUp(scope, async () => {
-    for (const pool of pools) await pool.end({ timeout: 1 })
+    for (const pool of pools) await pool.end(1000)
     await admin.text(`drop database ${name} with (force)`)
     await admin.end()
   })
