@@ -31,26 +31,7 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
     pauseMs: PAUSE_MS,
     log: deps.log,
     async run() {
-      // If there are more endpoints than one look can take, tenants take turns, as one may have thousands for which there is no room.
-      // Probes go in the order in which they are due; among the others, with which they take turns, chance decides. Where one delivery
-      // of an ordered endpoint is under way, or waits for its retry, none has a turn. One that has answered counts as failing only if it
-      // goes on failing: those that hang may fill the slots of that standing for minutes.
-      const candidates = await pool<Candidate[]>`
-        with held as (
-          select s.tenant_id, s.endpoint_id, waybill.standing(
-              case when s.failure_streak < ${FAILS_ON} and s.recent_status_codes[1] is not null then 0 else s.failure_streak end,
-              s.last_success_at) as standing,
-            least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted,
-            s.breaker = 'open' as is_probe, case when s.breaker = 'open' then s.next_probe_at end as due
-          from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
-          where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
-            and not (e.ordered and s.pending + s.retrying > s.held)
-        ), own as (
-          select *, row_number() over (partition by tenant_id, is_probe order by due, random()) as nth from held
-        ), placed as (
-          select *, row_number() over (partition by nth, is_probe order by due, random()) as place from own
-        )
-        select tenant_id, endpoint_id, standing, wanted from placed order by nth, place, random() limit ${MAX_LANES}`
+      const candidates = await findCandidates(pool)
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
       let asked = 0
       const granted = candidates.flatMap(({ tenant_id, endpoint_id, standing, wanted }) => {
@@ -61,7 +42,7 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
           Math.min(wanted, mostAtOnce - asked),
         )
         asked += room
-        return room > 0 ? [{ tenant_id, endpoint_id, busy, most: busy + room }] : []
+        return room > 0 ? [{ tenant_id, endpoint_id, busy, room }] : []
       })
       if (granted.length === 0) return false
       // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
@@ -69,16 +50,39 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
         () => pool<{ endpoint_id: string; released: number }[]>`
           select endpoint_id, released from waybill.release_held(
             ${granted.map((lane) => lane.tenant_id)}::text[], ${granted.map((lane) => lane.endpoint_id)}::uuid[],
-            ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.most)}::int[], make_interval(secs => ${deps.leaseSeconds}))`,
+            ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.busy + lane.room)}::int[], make_interval(secs => ${deps.leaseSeconds}))`,
       ).catch((error: unknown) => {
         if (isTooSlow(error)) mostAtOnce = Math.ceil(asked / 2)
         throw error
       })
       mostAtOnce = Math.min(Math.max(mostAtOnce, 2 * asked), MAX_RELEASED)
       const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
-      for (const { tenant_id: tenantId, endpoint_id: endpointId, busy, most } of granted)
-        lanes.giveBack({ tenantId, endpointId }, most - busy - (counts.get(endpointId) ?? 0))
+      for (const { tenant_id: tenantId, endpoint_id: endpointId, room } of granted)
+        lanes.giveBack({ tenantId, endpointId }, room - (counts.get(endpointId) ?? 0))
       return false
     },
   })
 }
+
+/**
+ * Endpoints whose held deliveries may go out. If there are more than one look can take, tenants take turns, as one may have thousands
+ * for which there is no room. Probes go in the order in which they are due; among the others, with which they take turns, chance
+ * decides. Where one delivery of an ordered endpoint is under way, or waits for its retry, none has a turn. One that has answered
+ * counts as failing only if it goes on failing: those that hang may fill the slots of that standing for minutes.
+ */
+const findCandidates = (pool: Pool) => pool<Candidate[]>`
+  with held as (
+    select s.tenant_id, s.endpoint_id, waybill.standing(
+        case when s.failure_streak < ${FAILS_ON} and s.recent_status_codes[1] is not null then 0 else s.failure_streak end,
+        s.last_success_at) as standing,
+      least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted,
+      s.breaker = 'open' as is_probe, case when s.breaker = 'open' then s.next_probe_at end as due
+    from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
+    where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
+      and not (e.ordered and s.pending + s.retrying > s.held)
+  ), own as (
+    select *, row_number() over (partition by tenant_id, is_probe order by due, random()) as nth from held
+  ), placed as (
+    select *, row_number() over (partition by nth, is_probe order by due, random()) as place from own
+  )
+  select tenant_id, endpoint_id, standing, wanted from placed order by nth, place, random() limit ${MAX_LANES}`
