@@ -19,7 +19,7 @@ export function judge(outcome: Pick<Outcome, 'statusCode' | 'error' | 'retryAfte
 }
 
 /** A Retry-After header as seconds from `now`: 0 to 24 hours, 0 when absent or unreadable (RFC 9110, 10.2.3). */
-export function retryAfterSeconds(header: string | null, now: Date): number {
+function retryAfterSeconds(header: string | null, now: Date): number {
   if (header === null) return 0
   const text = header.trim()
   const isNumber = /^\d+(\.\d+)?$/.test(text)

@@ -2,7 +2,7 @@ import { createHmac, createSecretKey, type KeyObject } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 
 /** What identifies and signs one attempt. */
-export type Signing = {
+type Signing = {
   eventId: string
   deliveryId: string
   timestampSeconds: number
@@ -37,7 +37,7 @@ export function createSigner(prefix: string): (attempt: Signing) => Record<strin
 }
 
 /** `v1,` and the base64 HMAC-SHA256 of `content`; the key is the secret's base64 part, decoded (Standard Webhooks). */
-export function sign(secret: string, content: string): string {
+function sign(secret: string, content: string): string {
   return `v1,${createHmac('sha256', keys.memo(secret)).update(content, 'utf8').digest('base64')}`
 }
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { AttemptError } from '../../src/egress/failure.ts'
-import { judge, retryAfterSeconds } from '../../src/flow/retry.ts'
+import { judge } from '../../src/flow/retry.ts'
 
 // One of the three forms of a date does not say that it is GMT.
 process.env.TZ = 'America/New_York'
@@ -73,6 +73,6 @@ const READINGS: [header: string | null, seconds: number, why: string][] = [
 
 for (const [header, seconds, why] of READINGS) {
   test(`Retry-After ${JSON.stringify(header?.slice(0, 40) ?? null)} means ${seconds} seconds: ${why}`, () => {
-    assert.equal(retryAfterSeconds(header, NOW), seconds)
+    assert.deepEqual(answered(503, header), { kind: 'failed', notBeforeSeconds: seconds })
   })
 }
