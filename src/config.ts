@@ -153,6 +153,10 @@ const environment = z.object({
 
 export type Config = Readonly<z.infer<typeof environment>>
 
+/** What a process does, as its command line says: everything, requests only, or deliveries only. */
+export const MODES = ['all', 'api', 'worker'] as const
+export type Mode = (typeof MODES)[number]
+
 /**
  * Reads the whole configuration from `env`, once. Throws a ConfigError that lists every bad variable, never only the
  * first. With a DATABASE_URL its keys are required (`needsKeys`); the embedded database generates its own.

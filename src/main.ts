@@ -1,8 +1,8 @@
 import { parseArgs } from 'node:util'
-import { type Config, ConfigError, endWithProblems, maskConfig, readConfig } from './config.ts'
+import { type Config, ConfigError, endWithProblems, MODES, type Mode, maskConfig, readConfig } from './config.ts'
 import { startEmbedded } from './embedded.ts'
 import { createLog, type Log } from './log.ts'
-import { type Database, type Mode, startService } from './service.ts'
+import { type Database, startService } from './service.ts'
 import { type Closers, createClosers } from './shutdown.ts'
 import { VERSION } from './version.ts'
 
@@ -75,9 +75,9 @@ function readFlags(): { mode: Mode; migrate: boolean; help: boolean; version: bo
       },
       allowNegative: true,
     })
-    if (!['all', 'api', 'worker'].includes(values.mode))
-      throw new Error(`--mode must be all, api or worker, not ${values.mode}`)
-    return { ...values, mode: values.mode as Mode }
+    const mode = MODES.find((one) => one === values.mode)
+    if (mode === undefined) throw new Error(`--mode must be all, api or worker, not ${values.mode}`)
+    return { ...values, mode }
   } catch (error) {
     throw new ConfigError([(error as Error).message])
   }

@@ -1,4 +1,4 @@
-import type { Config } from './config.ts'
+import type { Config, Mode } from './config.ts'
 import { openDb, type Pool } from './db/open.ts'
 import { untilReachable } from './db/until-reachable.ts'
 import { createSender } from './egress/send.ts'
@@ -22,8 +22,6 @@ import { createSecretBox, type SecretBox } from './secrets.ts'
 import type { Closers } from './shutdown.ts'
 import { VERSION } from './version.ts'
 import { startWorker } from './worker.ts'
-
-export type Mode = 'all' | 'api' | 'worker'
 
 /** Connections for requests, and for recording, holding and releasing. Few are enough: Postgres itself saturates first. */
 const API_CONNECTIONS = 10

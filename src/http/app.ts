@@ -1,5 +1,6 @@
 import { OpenAPIHono } from '@hono/zod-openapi'
 import type { Context } from 'hono'
+import type { Mode } from '../config.ts'
 import type { Pool } from '../db/open.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
@@ -38,7 +39,7 @@ export type AppDeps = {
   secretBox: SecretBox
   allow: readonly AddressRange[]
   log: Log
-  mode: 'all' | 'api' | 'worker'
+  mode: Mode
   baseUrl: () => string
   /** For the description of the outbound requests. */
   headerPrefix: string

@@ -1,4 +1,5 @@
 import { createRoute, z } from '@hono/zod-openapi'
+import { MODES, type Mode } from '../config.ts'
 import type { Pool } from '../db/open.ts'
 import { VERSION } from '../version.ts'
 import type { Mount } from './route.ts'
@@ -9,7 +10,7 @@ export const HEALTH_PATIENCE_MS = 750
 
 const about = z.object({
   version: z.string().openapi({ example: '1.2.3' }),
-  mode: z.enum(['all', 'api', 'worker']),
+  mode: z.enum(MODES),
 })
 
 const health = createRoute({
@@ -39,7 +40,7 @@ const health = createRoute({
 })
 
 /** Health of this process and its database, answered within a second whatever the database does. `pool` serves nothing else. */
-export function mountHealth(mount: Mount, { pool, mode }: { pool: Pool; mode: string }): void {
+export function mountHealth(mount: Mount, { pool, mode }: { pool: Pool; mode: Mode }): void {
   const answersInTime = createQuestion(pool)
   mount.open(health, async (c) => {
     const answered = await answersInTime()
