@@ -2,40 +2,33 @@
 export type Schema = {
   $ref?: string
   example?: unknown
-  default?: unknown
   enum?: unknown[]
   type?: string | string[]
-  minimum?: number
   properties?: Record<string, Schema>
   items?: Schema
-  anyOf?: Schema[]
-  allOf?: Schema[]
 }
 
 /**
  * An example of a whole body, put together from the examples of its fields, so that each is written once, beside its
- * field. `schemas` is what `$ref`s point into. Throws for a text that has none: no reader is helped by "string".
+ * field. `schemas` is what `$ref`s point into. Throws for a text, or an alternative, that has none: no reader is helped by "string".
  */
 export function exampleOf(schema: Schema, schemas: Record<string, Schema>, where = 'body'): unknown {
   if (schema.example !== undefined) return schema.example
-  if (schema.default !== undefined) return schema.default
   if (schema.enum) return schema.enum[0]
   if (schema.$ref) return exampleOf(schemas[schema.$ref.split('/').at(-1) as string] as Schema, schemas, schema.$ref)
-  if (schema.anyOf) return exampleOf(schema.anyOf[0] as Schema, schemas, where)
-  if (schema.allOf) return Object.assign({}, ...schema.allOf.map((part) => exampleOf(part, schemas, where)))
   if (schema.items) return [exampleOf(schema.items, schemas, `${where}[]`)]
-  switch ([schema.type].flat()[0]) {
+  switch (schema.type) {
     case 'boolean':
       return true
     case 'integer':
     case 'number':
-      return schema.minimum ?? 0
-    case 'string':
-      throw new Error(`${where} has no example`)
-    default: {
+      return 0
+    case 'object': {
       const fields = Object.entries(schema.properties ?? {})
       return Object.fromEntries(fields.map(([name, field]) => [name, exampleOf(field, schemas, `${where}.${name}`)]))
     }
+    default:
+      throw new Error(`${where} has no example`)
   }
 }
 
