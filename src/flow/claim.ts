@@ -1,6 +1,9 @@
 import type { Db, Pool } from '../db/open.ts'
 import type { Place } from '../line.ts'
 
+/** First attempts and retries are claimed separately, so that neither can starve the other. */
+export type Kind = 'first' | 'retry'
+
 /** What is known of an endpoint: its last attempt failed; none has succeeded for half a minute; or it is well (waybill.standing). */
 export type Standing = 'failing' | 'unsure' | 'good'
 
@@ -114,12 +117,7 @@ type Lead = {
  */
 export function createClaim(pool: Pool, monthlyAttempts: number) {
   let clockOffsetMs = 0
-  return async (asking: {
-    kind: 'first' | 'retry'
-    thorough: boolean
-    max: number
-    crowding?: string[]
-  }): Promise<Claimed> => {
+  return async (asking: { kind: Kind; thorough: boolean; max: number; crowding?: string[] }): Promise<Claimed> => {
     const asked = performance.now()
     const rows = await pool<Row[]>`
       select tenant_id, delivery_id, retry_count, bundle, slot, status, attempt_count, earlier_attempts, event_id, event_type,

@@ -1,10 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Log } from '../log.ts'
+import type { Kind } from './claim.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createThoroughness } from './thorough.ts'
-
-/** First attempts and retries are fetched separately, so that neither can starve the other. */
-export type Kind = 'first' | 'retry'
 
 type Fetch = {
   max: number

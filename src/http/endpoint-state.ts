@@ -1,11 +1,12 @@
 import { fragment } from '../db/statement.ts'
+import type { Breaker } from '../flow/breaker.ts'
 
 export type StateRow = {
   is_active: boolean
   inactive_reason: 'tenant' | 'gone' | 'failing' | null
   inactive_since: Date | null
   stats: {
-    breaker: 'closed' | 'open' | 'half_open'
+    breaker: Breaker['state']
     since: string | null
     next_probe_at: string | null
     failure_streak: number

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
-import { type Kind, startDispatcher } from '../../src/flow/dispatch.ts'
+import type { Kind } from '../../src/flow/claim.ts'
+import { startDispatcher } from '../../src/flow/dispatch.ts'
 import { createLog } from '../../src/log.ts'
 import { waitFor } from '../support/wait.ts'
 
