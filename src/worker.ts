@@ -149,11 +149,11 @@ export async function startWorker(deps: {
   }
 
   // Listening first, as it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
-  const wake = { deliveries: (_retries: boolean) => {}, releaser: () => {} }
-  await pool.listen('waybill_due', (kind) => wake.deliveries(kind !== ''))
+  const wake = { dispatcher: (_retries: boolean) => {}, releaser: () => {} }
+  await pool.listen('waybill_due', (kind) => wake.dispatcher(kind !== ''))
   await pool.listen('waybill_held', () => wake.releaser())
 
-  const deliveries = startDispatcher({
+  const dispatcher = startDispatcher({
     slots: deps.concurrency,
     log,
     async fetch(kind, { max, thorough, occupy, crowding: known, isCrowding }) {
@@ -183,7 +183,7 @@ export async function startWorker(deps: {
     },
   })
   const releaser = startReleaser({ pool, lanes, leaseSeconds: deps.attemptTimeoutSeconds + 10, log })
-  Object.assign(wake, { deliveries: deliveries.wake, releaser: releaser.wake })
+  Object.assign(wake, { dispatcher: dispatcher.wake, releaser: releaser.wake })
   const deadLetters = startLoop({
     name: 'dead-letters',
     idleMs: DEAD_LETTER_POLL_MS,
@@ -201,12 +201,12 @@ export async function startWorker(deps: {
       return false
     },
   })
-  const takingBack = startTakingBack({ pool: claims, boss, wake: () => deliveries.wake(true), log })
+  const takingBack = startTakingBack({ pool: claims, boss, wake: () => dispatcher.wake(true), log })
   const touching = setInterval(() => {
     touch(claims, inHand.all()).catch((error: unknown) => log.warn({ err: error }, 'touch.failed'))
   }, TOUCH_MS)
   async function finish(): Promise<void> {
-    await Promise.all([deliveries, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))
+    await Promise.all([dispatcher, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))
     closing.abort(SHUTTING_DOWN)
     await inHand.handBack(lanes.takeWaiting())
     while (attempts.size + chores.size > 0) await Promise.all([...attempts, ...chores])
