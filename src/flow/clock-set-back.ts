@@ -21,9 +21,9 @@ export function createClockMender(pool: Pool, longestWaitSeconds: number): () =>
 
   /** Whether the database's clock has gone back since the last call. */
   async function wasSetBack(): Promise<boolean> {
-    const [clock] = await pool<{ ms: number }[]>`select (extract(epoch from clock_timestamp()) * 1000)::float8 as ms`
+    const clockMs = await clockOf(pool)
     const before = ahead
-    ahead = (clock?.ms ?? 0) - performance.now()
+    ahead = clockMs - performance.now()
     return ahead < before - SET_BACK_MS
   }
 
@@ -39,6 +39,12 @@ export function createClockMender(pool: Pool, longestWaitSeconds: number): () =>
       isMended = true
     })
   }
+}
+
+/** What the database's clock shows, in milliseconds since 1970. */
+export async function clockOf(pool: Pool): Promise<number> {
+  const [clock] = await pool<[{ now: Date }]>`select clock_timestamp() as now`
+  return clock.now.getTime()
 }
 
 async function mendEndpoints(pool: Pool, longestWaitSeconds: number): Promise<void> {

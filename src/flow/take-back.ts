@@ -3,6 +3,7 @@ import type { Db, Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DELIVERIES } from '../queue.ts'
 import { LAPSE_MS } from './claim.ts'
+import { clockOf } from './clock-set-back.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createThoroughness } from './thorough.ts'
 
@@ -57,11 +58,6 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
       return true
     },
   })
-}
-
-async function clockOf(pool: Pool): Promise<number> {
-  const [clock] = await pool<{ now: Date }[]>`select clock_timestamp() as now`
-  return (clock as { now: Date }).now.getTime()
 }
 
 /**
