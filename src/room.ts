@@ -1,6 +1,6 @@
 import { AppError } from './errors.ts'
 
-export type Room = {
+type Room = {
   /**
    * Takes `amount` once there is room for it, first come, first served, and resolves with what gives it back. Throws `refusal()` if
    * too many wait already or it has waited too long, and the signal's reason if `signal` aborts while it waits.

@@ -4,10 +4,10 @@ import type { Log } from '../log.ts'
 
 // Lends connections to the database, and tells those that still lead there from those that do not.
 
-export type Question = { text: string; name?: string; values?: unknown[] }
+type Question = { text: string; name?: string; values?: unknown[] }
 // biome-ignore lint/suspicious/noExplicitAny: what a statement returns is known where it is written
 export type AnyRow = Record<string, any>
-export type Answer = QueryResult<AnyRow>
+type Answer = QueryResult<AnyRow>
 export type Ask = (question: Question) => Promise<Answer>
 
 /** How long the database's own word that a statement took too long may take to arrive. */

@@ -37,11 +37,11 @@ export const assignments = (changes: Record<string, Value | undefined>) =>
     ', ',
   )
 
-/** A statement as the database takes it: `$1`, `$2` ... stand for `values`. */
-export type Statement = { text: string; values: Value[] }
-
-/** Throws a TypeError for a value that is undefined, which the types cannot always tell. */
-export function toStatement(whole: Fragment): Statement {
+/**
+ * A statement as the database takes it: `$1`, `$2` ... stand for `values`. Throws a TypeError for a value that is undefined, which the
+ * types cannot always tell.
+ */
+export function toStatement(whole: Fragment): { text: string; values: Value[] } {
   const values: Value[] = []
   const write = ({ texts, values: own }: Fragment): string =>
     texts.reduce((text, next, index) => text + put(own[index - 1]) + next)

@@ -49,7 +49,7 @@ export interface Connection {
   cancel(): void
 }
 
-export interface Connections {
+interface Connections {
   /** An unused connection of this origin, else a new one. */
   take(origin: string): Connection
   open(origin: string): Connection

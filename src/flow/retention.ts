@@ -6,7 +6,7 @@ import { type Counts, KINDS, NO_ROWS } from './partitions.ts'
 import { countKeys, countRowsToPrune, deleteKeys, pruneRows } from './prune.ts'
 
 /** How many rows were deleted, or would be. */
-export type Retention = Counts & {
+type Retention = Counts & {
   applied: boolean
   /** Whatever was created before this is deleted. It is a midnight UTC, since the tables are partitioned by day. */
   cutoff: Date

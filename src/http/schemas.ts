@@ -133,7 +133,7 @@ const pageFields = {
   cursor: cursorAt(UUID).optional(),
 }
 
-export type Page = { limit: number; offset?: number | undefined; cursor?: string | undefined }
+type Page = { limit: number; offset?: number | undefined; cursor?: string | undefined }
 
 const onlyOneStart = (query: { cursor?: unknown; offset?: unknown }, ctx: z.RefinementCtx) => {
   if (query.cursor !== undefined && query.offset !== undefined) {
