@@ -3,10 +3,10 @@ import { AppError } from './errors.ts'
 type Room = {
   /**
    * Takes `amount` once there is room for it, first come, first served, and resolves with what gives it back. Throws `refusal()` if
-   * too many wait already or it has waited too long, and the signal's reason if `signal` aborts while it waits.
+   * too many wait already or it has waited too long.
    */
-  enter(tenantId: string, amount: number, signal?: AbortSignal): Promise<() => void>
-  /** Runs `work` in it, from entering to its end. */
+  enter(tenantId: string, amount: number): Promise<() => void>
+  /** Runs `work` in it, from entering to its end. Throws the signal's reason if `signal` aborts while it waits. */
   run<Result>(tenantId: string, amount: number, work: () => Promise<Result>, signal?: AbortSignal): Promise<Result>
 }
 
