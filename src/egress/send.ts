@@ -46,7 +46,7 @@ export interface Outcome {
 export interface SendRequest {
   url: string
   headers: Record<string, string>
-  body: string | Uint8Array
+  body: string
   /** Asked when there is a connection and the request is about to go out; if it is too late for it, `send` rejects with a `LocalFault`. */
   isLate?: () => boolean
 }

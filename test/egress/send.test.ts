@@ -129,12 +129,10 @@ async function startKeeping(t: TestContext) {
   return { url: receiver.url, received }
 }
 
-test('bytes and strings are sent alike', async (t) => {
+test('a body is sent as UTF-8', async (t) => {
   const { url, received } = await startKeeping(t)
   const { post } = startSender(t)
   assert.equal((await post(url, { body: 'grün' })).error, null)
-  assert.equal((await post(url, { body: new TextEncoder().encode('grün') })).error, null)
-  assert.equal(received[0], received[1])
   assert.equal(Buffer.from(received[0] ?? '', 'latin1').toString(), 'grün')
 })
 
