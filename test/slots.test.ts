@@ -78,6 +78,24 @@ for (const slots of [2, 4])
     await receiver.until(1, { path: '/hook', timeoutMs: 20_000 })
   })
 
+test('a new endpoint does not wait for those of another tenant that failed quickly, and then hang', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const receiver = await startReceiver(t)
+  const service = await startService(t, { databaseUrl, env: { WORKER_CONCURRENCY: '8' } })
+  const crowd = await createTenant(service)
+  for (let n = 0; n < 40; n++) {
+    await crowd.createEndpoint(receiver.url(`/hangs/${n}`))
+    receiver.script(`/hangs/${n}`, 500, 500, () => new Promise<never>(() => {}))
+  }
+  await publishMany(sql, crowd.tenantId, 5)
+  await waitFor(() => Date.now() - receiver.receipts.at(-1)!.at > 2000, { what: 'the worker to be strained' })
+  const tenant = await createTenant(service)
+  await tenant.createEndpoint(receiver.url('/hook'))
+  await tenant.publish()
+  // Those that hang do so for a minute.
+  await receiver.until(1, { path: '/hook' })
+})
+
 test('an endpoint that answered 500 once, and is paced, does not wait for those of others that hang', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)

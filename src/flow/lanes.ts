@@ -65,7 +65,7 @@ export type Lanes = {
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave, and all
- *   of its endpoints at most seven eighths of the slots.
+ *   of its endpoints at most seven eighths of that.
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
  *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
@@ -141,7 +141,7 @@ export function createLanes({
       const all = stuckIn(lane, now)
       stuck.add(lane, Math.min(all, released), { isReleased: true, now })
       stuck.add(lane, Math.max(0, all - released), { isReleased: false, now })
-      stuck.take(lane.tenantId, taken(lane, now))
+      stuck.take(lane, taken(lane, now))
     }
     stuck.noteHanging(hanging, now)
   }
@@ -189,7 +189,7 @@ export function createLanes({
       // Otherwise held deliveries, which are older, would find no place while new ones come. What lines up was held.
       if (isNew && lane.held && !linesUp(claim) && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
-      if (lane.started.size < limit && (hasPlace || stuck.roomOf(lane.tenantId) > 0)) {
+      if (lane.started.size < limit && (hasPlace || stuck.roomOf(lane) > 0)) {
         // A paced attempt is not under way before its time slot.
         claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
       } else {
@@ -199,7 +199,7 @@ export function createLanes({
         lane.waiting.push({ claim, since: now })
       }
       if (isNew) stuck.add(lane, 1, { isReleased, now })
-      if (claim.underWay && !hasPlace) stuck.take(lane.tenantId, 1)
+      if (claim.underWay && !hasPlace) stuck.take(lane, 1)
       return claim.underWay ? 'start' : 'wait'
     },
     next(claim, endedAt = clock()) {
@@ -246,13 +246,13 @@ export function createLanes({
       const count = Math.min(
         wanted,
         roomOf(lane, now) - before,
-        stuck.roomOf(lane.tenantId),
+        stuck.roomOf(lane),
         isQuick ? Infinity : stuck.spareOf(lane.tenantId, lane.standing),
       )
       if (count <= 0) return 0
       lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
       if (!isQuick) stuck.add(lane, count, { isReleased: true, now })
-      stuck.take(lane.tenantId, count)
+      stuck.take(lane, count)
       return count
     },
     giveBack(endpoint, count) {

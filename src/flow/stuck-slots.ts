@@ -6,11 +6,15 @@ const STANDINGS: Standing[] = ['failing', 'unsure', 'good']
 const noWorseThan = (standing: Standing) => STANDINGS.slice(STANDINGS.indexOf(standing))
 /** The part of a strained worker's slots for which endpoints of each standing, or of a worse one, contend. */
 const PARTS: Record<Standing, number> = { failing: 1 / 4, unsure: 7 / 8, good: 1 }
-/** The part that one tenant's attempts may take, however quick they are: its endpoints can begin to hang at any moment, all at once. */
+/**
+ * The part that one tenant's attempts may take of what those of other tenants leave, however quick they are: its endpoints can begin to
+ * hang at any moment, all at once. So there is always some room, and the more tenants there are, the less it needs to be.
+ */
 const TENANT_PART = 7 / 8
 
-/** How many are stuck for endpoints of each standing or of a worse one. */
+/** How many slots of endpoints of each standing or of a worse one. */
 type Counts = Record<Standing, number>
+type Whose = { tenantId: string; standing: Standing }
 const nothing = (): Counts => ({ failing: 0, unsure: 0, good: 0 })
 
 /**
@@ -19,44 +23,49 @@ const nothing = (): Counts => ({ failing: 0, unsure: 0, good: 0 })
  * better for a part of them, so that those that are well do not wait for the others.
  */
 export function createStuckSlots(slots: number) {
-  let counts = nothing()
-  let byTenant = new Map<string, Counts>()
-  let takenBy = new Map<string, number>()
+  let stuck = nothing()
+  let stuckBy = new Map<string, Counts>()
+  let taken = nothing()
+  let takenBy = new Map<string, Counts>()
   let strainedUntil = -Infinity
 
-  /** How many of the slots for which endpoints of a standing contend are not stuck. Of fewer than eight, all contend for the last. */
-  const free = (standing: Standing) =>
-    Math.min(...noWorseThan(standing).map((one) => Math.ceil(slots * PARTS[one]) - counts[one]))
+  /** For how many slots endpoints of a standing, or of a worse one, contend. Of fewer than eight, all contend for the last. */
+  const slotsFor = (standing: Standing) => Math.ceil(slots * PARTS[standing])
+
+  /** How many of them are not stuck. */
+  const free = (standing: Standing) => Math.min(...noWorseThan(standing).map((one) => slotsFor(one) - stuck[one]))
 
   const isStrained = (now: number) => now < strainedUntil
 
   return {
     /** Starts anew. */
     clear(): void {
-      counts = nothing()
-      byTenant = new Map()
+      stuck = nothing()
+      stuckBy = new Map()
+      taken = nothing()
       takenBy = new Map()
     },
 
     /** `count` more are taken, stuck or not. */
-    take(tenantId: string, count: number): void {
-      takenBy.set(tenantId, (takenBy.get(tenantId) ?? 0) + count)
+    take({ tenantId, standing }: Whose, count: number): void {
+      const own = takenBy.get(tenantId) ?? nothing()
+      takenBy.set(tenantId, own)
+      for (const one of noWorseThan(standing)) {
+        taken[one] += count
+        own[one] += count
+      }
     },
 
     /**
      * `count` more are stuck. What was released for an endpoint always counts for its standing. The rest does so in a strained worker
      * only: retries of a single tenant would keep everybody's probes from being released.
      */
-    add(
-      { tenantId, standing }: { tenantId: string; standing: Standing },
-      count: number,
-      { isReleased, now }: { isReleased: boolean; now: number },
-    ): void {
+    add({ tenantId, standing }: Whose, count: number, { isReleased, now }: { isReleased: boolean; now: number }): void {
       if (count === 0) return
-      const own = byTenant.get(tenantId) ?? nothing()
-      byTenant.set(tenantId, own)
+      const own = stuckBy.get(tenantId) ?? nothing()
+      stuckBy.set(tenantId, own)
       for (const one of noWorseThan(isReleased || isStrained(now) ? standing : 'good')) {
-        counts[one] += count
+        stuck[one] += count
         own[one] += count
       }
     },
@@ -70,12 +79,17 @@ export function createStuckSlots(slots: number) {
 
     free,
 
-    /** How many more a tenant may take. */
-    roomOf: (tenantId: string) => Math.ceil(slots * TENANT_PART) - (takenBy.get(tenantId) ?? 0),
+    /** How many more a tenant may take for an endpoint: one, if it has none. */
+    roomOf({ tenantId, standing }: Whose): number {
+      const own = takenBy.get(tenantId) ?? nothing()
+      const roomIn = (one: Standing) => Math.floor(TENANT_PART * (slotsFor(one) - taken[one] + own[one])) - own[one]
+      const room = standing === 'good' ? roomIn('good') : Math.min(roomIn('unsure'), roomIn('good'))
+      return own.good === 0 ? Math.max(1, room) : room
+    },
 
     /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */
     spareOf(tenantId: string, standing: Standing): number {
-      const own = byTenant.get(tenantId) ?? nothing()
+      const own = stuckBy.get(tenantId) ?? nothing()
       const half = (one: Standing) => Math.max(1, Math.floor((free(one) + own[one]) / 2))
       const spare = Math.min(...noWorseThan(standing).map((one) => half(one) - own[one]))
       return standing === 'good' ? spare : Math.min(spare, free(standing))

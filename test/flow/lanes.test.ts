@@ -95,19 +95,32 @@ suite('lanes', () => {
     assert.equal(admit('healthy', 1).start, 1)
   })
 
-  test('a tenant whose endpoints were all quick, and begin to hang at once, leaves slots to others', () => {
-    const { admit, finish, tick } = setUp()
-    const hostile = Array.from({ length: 100 }, (_, n) => `turns ${n}`)
-    for (let step = 0; step < 100; step++) {
-      for (const one of hostile) admit(one, 1, { tenantId: 'hostile' })
-      tick(10)
-      for (const one of hostile) finish(one, 1)
-    }
-    let started = 0
-    for (const one of hostile) started += admit(one, 50, { tenantId: 'hostile' }).start
-    assert.equal(started, (SLOTS * 7) / 8)
-    assert.equal(admit('healthy', 1).start, 1)
-  })
+  for (const [standing, most] of [
+    ['good', SLOTS],
+    ['unsure', (SLOTS * 7) / 8],
+    ['failing', (SLOTS * 7) / 8],
+  ] as const)
+    test(`tenants whose ${standing} endpoints were all quick, and begin to hang at once, leave slots to others’ that are new`, () => {
+      const { lanes, admit, finish, tick } = setUp()
+      const hostile = Array.from({ length: 100 }, (_, nth) => [`turns ${nth}`, `hostile ${nth % 2}`] as const)
+      let started = 0
+      const admitAll = (count: number) => {
+        for (const [one, tenantId] of hostile) started += admit(one, count, { tenantId, standing }).start
+      }
+      for (let step = 0; step < 100; step++) {
+        admitAll(1)
+        tick(10)
+        for (const [one] of hostile) finish(one, 1)
+      }
+      started = 0
+      admitAll(50)
+      assert.ok(started > (most * 7) / 8 && started < most, `they take ${started} of ${most}`)
+      tick(1500)
+      lanes.takeStale()
+      assert.equal(admit('new', 1, { standing: 'unsure' }).start, 1)
+      tick(1)
+      assert.equal(admit('well', 1).start, 1)
+    })
 
   test('while endpoints of hundreds of tenants hang, those that are well have slots of their own, and a failing one gets its turn', () => {
     const { lanes, admit, finish, tick } = setUp()
@@ -152,7 +165,7 @@ suite('lanes', () => {
 
   test('an endpoint that answers quickly gets its slots in a strained worker, whether its last attempt failed or not', () => {
     const { admit, tick, runFast } = setUp()
-    for (let nth = 0; nth < 300; nth++) admit(`hangs ${nth}`, 1, { standing: 'failing' })
+    for (let nth = 0; nth < SLOTS / 2; nth++) admit(`hangs ${nth}`, 1, { standing: 'failing' })
     tick(1001)
     runFast()
     assert.ok(admit('fast', 50, { standing: 'failing' }).start > 45)
