@@ -4,7 +4,7 @@ import { createClaim } from '../src/flow/claim.ts'
 import { unbundle } from '../src/flow/give-back.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'
-import { createDatabase, waitingForLocks } from './support/database.ts'
+import { createDatabase, lock, waitingFor, waitingForLocks } from './support/database.ts'
 import { assertBooks, settled } from './support/deliveries.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
@@ -144,5 +144,23 @@ test('claims of two endpoints are held, one after a lost attempt, while others o
     warned.mock.calls.map(({ arguments: [, message] }) => message),
     [],
   )
+  await assertBooks(sql)
+})
+
+test('who holds a delivery after a lost attempt has no counters while waiting for the tables', async (t) => {
+  const { sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  await tenant.publish()
+  const { send } = await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 10 })
+  await sql`update pgboss.job set retry_count = 1`
+  // As waybill.rebase_queue does, which then wants the counters.
+  const unlock = await lock(newSession(), 'only waybill.deliveries in share row exclusive mode')
+  const holding = sql`
+    select waybill.hold_claims(array[${tenant.tenantId}], array[${send[0]!.deliveryId}]::uuid[], array[${send[0]!.endpointId}]::uuid[],
+      array[null]::uuid[], array[1], true)`
+  await waitFor(async () => (await waitingFor(sql, 'waybill.deliveries')) > 0, { what: 'the holding to wait' })
+  assert.equal((await sql`select from waybill.endpoint_stats for update skip locked`).length, 1)
+  await unlock()
+  await holding
   await assertBooks(sql)
 })

@@ -76,6 +76,12 @@ begin
       where c.id = any(finished)
         and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)])
       order by d.delivery_id for no key update of d;
+      -- All endpoints, or those without a lost attempt would be locked out of order when what is held is counted: every deadlock
+      -- keeps whoever publishes to them waiting for a second. The table before the counters' rows, as in waybill.rebase_queue.
+      lock table only waybill.deliveries in row exclusive mode;
+      perform from waybill.endpoint_stats s
+      join unnest(held_tenants, held_endpoints) as h (tenant_id, endpoint_id) on s.tenant_id = h.tenant_id and s.endpoint_id = h.endpoint_id
+      order by s.tenant_id, s.endpoint_id for no key update of s;
       perform waybill.record_lost(lost.tenants, lost.ids, lost.endpoints, lost.urls, lost.made, lost.recorded, lost.statuses, false);
     end if;
   end if;

@@ -17,7 +17,7 @@
 -- A tenant's counters are locked as briefly as possible: where no limit is near, they are read first and counted last. If others
 -- have reached a limit in between, the batch fails with serialization_failure, stores nothing, and is to run again. Tables are
 -- locked before rows of counters, and rows in this order: idempotency_keys, rate_windows, the month's events (usage), deliveries,
--- attempt_counts, endpoint_stats. All other functions keep to it, with two exceptions: the month's attempts come last, and a
+-- endpoint_stats, attempt_counts. All other functions keep to it, with two exceptions: the month's attempts come last, and a
 -- release locks endpoints before the deliveries held for them.
 --
 -- Elements are read by unnest, since a subscript walks a text array from its start. What is decided about each request is

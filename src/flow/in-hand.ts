@@ -1,4 +1,4 @@
-import { type Pool, retried } from '../db/open.ts'
+import type { Pool } from '../db/open.ts'
 import { LocalFault } from '../egress/failure.ts'
 import { Line } from '../line.ts'
 import type { Log } from '../log.ts'
@@ -74,13 +74,9 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   /** The claims stay in hand until their deliveries are held: one that lapses counts as an attempt whose worker was lost. */
   async function hold(claims: ClaimedJob[], { counted }: { counted: boolean }): Promise<void> {
     await insist(
-      () =>
-        // Attempts that lost their worker are counted before the rest, so counters are locked out of order, and two may deadlock.
-        retried(
-          () => pool`
-            select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(bundle), array_agg(n), ${counted})
-            ${fromClaims(claims)}`,
-        ),
+      () => pool`
+        select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(bundle), array_agg(n), ${counted})
+        ${fromClaims(claims)}`,
       (error) => log.warn({ err: error, deliveries: claims.length }, 'hold.waiting'),
     ).finally(() => letGo(claims))
   }
