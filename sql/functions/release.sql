@@ -1,6 +1,7 @@
 -- Lanes: what is held goes back to the queue here, and only here, so that what stands in the queue may be sent now.
 
--- Queues held deliveries, oldest first, and returns how many of each endpoint. `busy` is how many of its deliveries the caller
+-- Queues held deliveries, oldest first, and returns how many of each endpoint. These have counters already: a row that comes into
+-- being meanwhile would not be locked. `busy` is how many of its deliveries the caller
 -- has in hand, `most` how many it can have in hand.
 --   inactive       none
 --   ordered        one, when none is queued
@@ -15,7 +16,9 @@
 -- may hang, and retries leave half of the worker to first attempts.
 create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval)
 returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
-set plan_cache_mode = force_custom_plan
+-- In the order of the index, whatever the statistics say: by those of a day when nothing was held, all that is held would be sorted
+-- for each lane.
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 as $$
 #variable_conflict use_column
 declare
