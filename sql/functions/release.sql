@@ -1,8 +1,8 @@
 -- Lanes: what is held goes back to the queue here, and only here, so that what stands in the queue may be sent now.
 
--- Queues held deliveries, oldest first, and returns how many of each endpoint. These have counters already: a row that comes into
--- being meanwhile would not be locked. `busy` is how many of its deliveries the caller
--- has in hand, `most` how many it can have in hand.
+-- Queues held deliveries, oldest first, and returns how many of each endpoint. Each has a row of counters before: one that comes into
+-- being meanwhile would not be locked. `busy` is how many of its deliveries the caller has in hand, `most` how many it can have in
+-- hand.
 --   inactive       none
 --   ordered        one, when none is queued
 --   breaker open   one, when a probe is due: the one that was asked for, if any; the next is due after `lease`, unless the probe's
