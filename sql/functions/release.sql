@@ -28,10 +28,11 @@ declare
 begin
   -- Before the counters' rows, as in waybill.rebase_queue.
   lock table only waybill.deliveries in row exclusive mode;
-  -- A statement of its own: the next ones must see what whoever had the locks before has released.
-  perform from waybill.endpoint_stats s
-  join unnest(tenants, endpoints) as a (tenant_id, endpoint_id) on s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
-  order by s.tenant_id, s.endpoint_id for no key update of s;
+  -- A statement of its own: the next ones must see what whoever had the locks before has released. One by one, in order: a join would
+  -- take its order from the index, as it may not sort, and go through all endpoints that there are.
+  perform from (select * from unnest(tenants, endpoints) as a (tenant_id, endpoint_id) order by tenant_id, endpoint_id) a
+  cross join lateral (
+    select from waybill.endpoint_stats s where s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id for no key update) s;
   -- Not the time of the transaction, which may have waited while what is released now was published.
   moment := clock_timestamp();
 
