@@ -29,6 +29,12 @@ export function createStuckSlots(slots: number) {
   let takenBy = new Map<string, Counts>()
   let strainedUntil = -Infinity
 
+  /**
+   * A tenant may take all of fewer than eight slots. Of two it would leave one, so that it is half as fast while it is alone, and an
+   * endpoint with a backlog would keep the other from the rest of the tenant's.
+   */
+  const tenantPart = slots < 8 ? 1 : TENANT_PART
+
   /** For how many slots endpoints of a standing, or of a worse one, contend. Of fewer than eight, all contend for the last. */
   const slotsFor = (standing: Standing) => Math.ceil(slots * PARTS[standing])
 
@@ -82,7 +88,7 @@ export function createStuckSlots(slots: number) {
     /** How many more a tenant may take for an endpoint: one, if it has none. */
     roomOf({ tenantId, standing }: Whose): number {
       const own = takenBy.get(tenantId) ?? nothing()
-      const roomIn = (one: Standing) => Math.floor(TENANT_PART * (slotsFor(one) - taken[one] + own[one])) - own[one]
+      const roomIn = (one: Standing) => Math.floor(tenantPart * (slotsFor(one) - taken[one] + own[one])) - own[one]
       const room = standing === 'good' ? roomIn('good') : Math.min(roomIn('unsure'), roomIn('good'))
       return own.good === 0 ? Math.max(1, room) : room
     },

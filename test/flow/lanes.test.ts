@@ -20,9 +20,9 @@ const claimOf = (endpointId: string, more: Partial<Claim> = {}) =>
 const lane = (tenantId: string, endpointId: string, standing: Standing = 'good') => ({ tenantId, endpointId, standing })
 
 /** Lanes with a clock that the test moves. */
-function setUp() {
+function setUp(slots = SLOTS) {
   let now = 1_000_000
-  const lanes = createLanes({ cap: 50, slots: SLOTS, clock: () => now })
+  const lanes = createLanes({ cap: 50, slots, clock: () => now })
   const started = new Map<string, Claim[]>()
   const admit = (endpointId: string, count: number, more: Partial<Claim> = {}) => {
     const verdicts = { start: 0, wait: 0, full: 0 }
@@ -120,6 +120,17 @@ suite('lanes', () => {
       assert.equal(admit('new', 1, { standing: 'unsure' }).start, 1)
       tick(1)
       assert.equal(admit('well', 1).start, 1)
+    })
+
+  for (const slots of [2, 4])
+    test(`an endpoint that is quick gets all slots of a worker with ${slots}`, () => {
+      const { admit, finish, tick } = setUp(slots)
+      for (let step = 0; step < 10; step++) {
+        admit('alone', 1)
+        tick(10)
+        finish('alone', 1)
+      }
+      assert.equal(admit('alone', slots).start, slots)
     })
 
   test('while endpoints of hundreds of tenants hang, those that are well have slots of their own, and a failing one gets its turn', () => {
