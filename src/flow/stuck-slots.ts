@@ -7,10 +7,15 @@ const noWorseThan = (standing: Standing) => STANDINGS.slice(STANDINGS.indexOf(st
 /** The part of a strained worker's slots for which endpoints of each standing, or of a worse one, contend. */
 const PARTS: Record<Standing, number> = { failing: 1 / 4, unsure: 7 / 8, good: 1 }
 /**
- * The part that one tenant's attempts may take of what those of other tenants leave, however quick they are: its endpoints can begin to
- * hang at any moment, all at once. So there is always some room, and the more tenants there are, the less it needs to be.
+ * The part that one tenant's attempts may take, however quick they are: its endpoints can begin to hang at any moment, all at once. Those
+ * of endpoints that are not well may not take all for which others contend that are new.
  */
-const TENANT_PART = 7 / 8
+const TENANT_PARTS: Record<Standing, number> = { failing: 3 / 4, unsure: 3 / 4, good: 7 / 8 }
+/**
+ * The part, if it is at least one slot, that is left to tenants who have no more than that under way: endpoints of several can begin to
+ * hang at once, too. Those who would take it have to be put away again and again while all are busy, and of few slots that costs a lot.
+ */
+const LAST_PART = 1 / 64
 
 /** How many slots of endpoints of each standing or of a worse one. */
 type Counts = Record<Standing, number>
@@ -26,14 +31,10 @@ export function createStuckSlots(slots: number) {
   let stuck = nothing()
   let stuckBy = new Map<string, Counts>()
   let taken = nothing()
-  let takenBy = new Map<string, Counts>()
+  let takenBy = new Map<string, number>()
   let strainedUntil = -Infinity
 
-  /**
-   * A tenant may take all of fewer than eight slots. Of two it would leave one, so that it is half as fast while it is alone, and an
-   * endpoint with a backlog would keep the other from the rest of the tenant's.
-   */
-  const tenantPart = slots < 8 ? 1 : TENANT_PART
+  const last = Math.floor(slots * LAST_PART)
 
   /** For how many slots endpoints of a standing, or of a worse one, contend. Of fewer than eight, all contend for the last. */
   const slotsFor = (standing: Standing) => Math.ceil(slots * PARTS[standing])
@@ -54,12 +55,8 @@ export function createStuckSlots(slots: number) {
 
     /** `count` more are taken, stuck or not. */
     take({ tenantId, standing }: Whose, count: number): void {
-      const own = takenBy.get(tenantId) ?? nothing()
-      takenBy.set(tenantId, own)
-      for (const one of noWorseThan(standing)) {
-        taken[one] += count
-        own[one] += count
-      }
+      takenBy.set(tenantId, (takenBy.get(tenantId) ?? 0) + count)
+      for (const one of noWorseThan(standing)) taken[one] += count
     },
 
     /**
@@ -85,12 +82,13 @@ export function createStuckSlots(slots: number) {
 
     free,
 
-    /** How many more a tenant may take for an endpoint: one, if it has none. */
+    /** How many more a tenant may take for an endpoint. */
     roomOf({ tenantId, standing }: Whose): number {
-      const own = takenBy.get(tenantId) ?? nothing()
-      const roomIn = (one: Standing) => Math.floor(tenantPart * (slotsFor(one) - taken[one] + own[one])) - own[one]
-      const room = standing === 'good' ? roomIn('good') : Math.min(roomIn('unsure'), roomIn('good'))
-      return own.good === 0 ? Math.max(1, room) : room
+      const own = takenBy.get(tenantId) ?? 0
+      const most = Math.ceil(slots * TENANT_PARTS[standing]) - own
+      if (last === 0) return most
+      const left = (one: Standing) => slotsFor(one) - taken[one] - last
+      return Math.max(last - own, Math.min(most, left('good'), standing === 'good' ? Infinity : left('unsure')))
     },
 
     /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */
