@@ -32,9 +32,11 @@ async function startOrdered(t: TestContext) {
   await startWorker()
   const deliver = async (count: number) => {
     const begun = Date.now()
-    await publishMany(sql, tenant.tenantId, count)
     const path = '/hook'
-    await receiver.until(receiver.at(path).length + count, { path, timeoutMs: 60_000 })
+    // Before they are published: the first may arrive before that is known here.
+    const all = receiver.at(path).length + count
+    await publishMany(sql, tenant.tenantId, count)
+    await receiver.until(all, { path, timeoutMs: 60_000 })
     return Date.now() - begun
   }
   await deliver(5)
