@@ -45,6 +45,8 @@ export interface Connection {
   isKept: boolean
   /** To be called when a request is about to be written; returns whether it is the first one on its socket. */
   start(): boolean
+  /** How much of its request has not been sent. */
+  unsentBytes(): number
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
   cancel(): void
 }
@@ -80,6 +82,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
     let fresh = true
     let mostRead = 0
     let look = () => {}
+    let unsentBytes = () => 0
     const readMore = () => {
       mostRead = (wire?.bytesRead ?? 0) + MAX_READ_BYTES
     }
@@ -103,6 +106,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
         },
         onConnected(socket) {
           fresh = true
+          unsentBytes = () => socket.writableLength
           readInPieces(socket)
           // Called before undici's own listener, which reads. What TLS keeps to itself is not readable, and found a moment later.
           socket.on('readable', look)
@@ -125,6 +129,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
         readMore()
         return isFirst
       },
+      unsentBytes: () => unsentBytes(),
       cancel: () => {
         forget(connection)
         all.leave(place)
@@ -150,7 +155,9 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
   }
 
   function give(connection: Connection): void {
-    if (closed || connection.client.destroyed || performance.now() - connection.openedAt > MAX_AGE_MS) {
+    const isTooOld = performance.now() - connection.openedAt > MAX_AGE_MS
+    // A receiver that answers what it has not read would have the next request wait behind it, and memory fill with both.
+    if (closed || connection.client.destroyed || isTooOld || connection.unsentBytes() > 0) {
       connection.cancel()
       return
     }

@@ -5,7 +5,7 @@ import { once } from 'node:events'
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { createServer as createHttpServer } from 'node:http'
 import { createServer as createHttpsServer } from 'node:https'
-import { connect, Socket } from 'node:net'
+import { connect, createServer as createTcpServer, Socket } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { type TestContext, test } from 'node:test'
@@ -576,6 +576,23 @@ test('a receiver that answers before it has read the request is taken at its wor
   const outcome = await startSender(t).post(receiver.url, { body: 'x'.repeat(1_000_000) })
   assertFailed(outcome, 'http_status', 'protocol_error', 'connection_reset')
 })
+
+for (const tls of [false, true]) {
+  test(`what a receiver has not read when it answers${tls ? ' over TLS' : ''} holds up no other request, nor memory`, async (t) => {
+    // More than the system takes for a socket.
+    const body = 'x'.repeat(16_000_000)
+    const server = tls ? createTlsServer({ key: KEY, cert: TRUSTED }) : createTcpServer()
+    const receiver = await listen(server, tls ? 'secureConnection' : 'connection', (socket) => {
+      socket.on('error', () => {})
+      socket.once('readable', () => socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok'))
+    })
+    t.after(() => receiver.close())
+    const { post } = startSender(t)
+    const url = tls ? receiver.url.replace('http:', 'https:') : receiver.url
+    for (let nth = 0; nth < 3; nth++) assert.equal((await post(url, { body })).error, null)
+    assert.equal(receiver.sockets.length, 3)
+  })
+}
 
 // Connections that are used again.
 
