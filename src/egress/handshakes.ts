@@ -18,10 +18,13 @@ const REFUSED_MS = 600_000
 /**
  * Watching costs a fifth of a delivery's time as long as the connection lasts. So a receiver none of whose handshakes failed for an
  * hour, and whose last one succeeded, is trusted with some that nobody watches. Should it use all to send what it can, the worker
- * stands still for seven seconds, once.
+ * stands still for seven seconds. The next receiver, which may be the same at another port, could do so again: so where one fails during
+ * which the process has worked for long, there is but one at a time for the next ten minutes.
  */
 const DISTRUST_MS = 3_600_000
 const MAX_UNWATCHED = 16
+const SUSPECT_MS = 200
+const SUSPICIOUS_MS = 600_000
 
 const TOO_DEAR = {
   error: 'tls_error',
@@ -36,6 +39,11 @@ const TOO_LARGE = {
 /** What TLS is to read from and write to; and who began the handshake says, once, when it is over, and how it went. */
 type Handshake = { stream: Duplex; over: (succeeded: boolean) => void }
 
+function cpuMsSince(before: NodeJS.CpuUsage): number {
+  const { user, system } = process.threadCpuUsage(before)
+  return (user + system) / 1000
+}
+
 /** Begins TLS handshakes such that no receiver can stop this process with what it shows. `receiver` is a name and a port. */
 export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake {
   /** What dear handshakes that failed have taken, in ms. */
@@ -43,6 +51,9 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
   const trusted = new LRUCache<string, boolean>({ max: 10_000, ttl: DISTRUST_MS })
   const turn = createTurns(1)
   let unwatched = 0
+  let suspiciousUntil = Number.NEGATIVE_INFINITY
+
+  const mostUnwatched = () => (performance.now() < suspiciousUntil ? 1 : MAX_UNWATCHED)
 
   const judge = (receiver: string, succeeded: boolean) => {
     if (!succeeded) trusted.set(receiver, false)
@@ -51,8 +62,10 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
 
   function trust(tcp: Socket, receiver: string): Handshake {
     unwatched++
+    const before = process.threadCpuUsage()
     const over = (succeeded: boolean) => {
       unwatched--
+      if (!succeeded && cpuMsSince(before) >= SUSPECT_MS) suspiciousUntil = performance.now() + SUSPICIOUS_MS
       judge(receiver, succeeded)
     }
     return { stream: tcp, over }
@@ -70,8 +83,7 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
       if ((dear.get(receiver) ?? 0) >= MAX_DEAR_MS) return void tcp.destroy(new ConnectError(TOO_DEAR))
       const before = process.threadCpuUsage()
       work()
-      const { user, system } = process.threadCpuUsage(before)
-      takenMs += (user + system) / 1000
+      takenMs += cpuMsSince(before)
       if (!isOver && takenMs >= DEAR_MS) count(takenMs)
     }
     const over = (succeeded: boolean) => {
@@ -83,7 +95,7 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
   }
 
   return (tcp, receiver) =>
-    trusted.get(receiver) && unwatched < MAX_UNWATCHED ? trust(tcp, receiver) : watch(tcp, receiver)
+    trusted.get(receiver) && unwatched < mostUnwatched() ? trust(tcp, receiver) : watch(tcp, receiver)
 }
 
 /**

@@ -140,13 +140,14 @@ test('a receiver whose handshakes take long and succeed gets as many as it needs
   for (let nth = 0; nth < 20; nth++) assert.equal(await post(), null)
 })
 
-test('of handshakes with trusted receivers that are under way at once, all but sixteen are watched', async (t) => {
+/** Two receivers that are trusted, and whose handshakes wait until `atOnce` are under way. */
+async function startTrusted(t: TestContext) {
   const tls = createServer({ key: KEY, cert: TRUSTED })
   tls.on('secureConnection', (socket: TLSSocket) => onRequest(socket, () => answerAndClose(socket)))
-  const waiting: Socket[] = []
-  let atOnce = 1
+  const gathering = { waiting: [] as Socket[], atOnce: 1 }
   const receiver = await listen(createTcpServer(), 'connection', (socket: Socket) => {
-    if (waiting.push(socket) === atOnce) for (const one of waiting.splice(0)) tls.emit('connection', one)
+    if (gathering.waiting.push(socket) === gathering.atOnce)
+      for (const one of gathering.waiting.splice(0)) tls.emit('connection', one)
   })
   t.after(() => receiver.close())
   const sender = createSender({ allow: [parseRange('127.0.0.0/8')!], timeoutMs: 2000 })
@@ -154,16 +155,36 @@ test('of handshakes with trusted receivers that are under way at once, all but s
   const post = async (host: string) =>
     (await sender.send({ url: `https://${host}:${receiver.port}/`, headers: {}, body: '{}' })).error
   for (const host of ['127.0.0.1', 'localhost']) assert.equal(await post(host), null)
+  return {
+    gathering,
+    show: (cert: string) => tls.setSecureContext({ key: KEY, cert }),
+    post,
+    twenty: (host: string) => Promise.all(Array.from({ length: 20 }, () => post(host))),
+  }
+}
 
-  const twenty = (host: string) => Promise.all(Array.from({ length: 20 }, () => post(host)))
-  atOnce = Infinity
+/** More than a watched handshake may bring in, none of which belongs to the chain. */
+const LARGE = `${TRUSTED}\n${dearChain(60)}`
+
+test('of handshakes with trusted receivers that are under way at once, all but sixteen are watched', async (t) => {
+  const { gathering, show, twenty } = await startTrusted(t)
+  gathering.atOnce = Infinity
   assert.deepEqual(new Set(await twenty('127.0.0.1')), new Set(['timeout']), 'those that were given up are over')
-  waiting.length = 0
-  // More than a watched one may bring in, none of which belongs to the chain.
-  tls.setSecureContext({ key: KEY, cert: `${TRUSTED}\n${dearChain(60)}` })
-  atOnce = 20
+  gathering.waiting.length = 0
+  show(LARGE)
+  gathering.atOnce = 20
   const errors = await twenty('localhost')
   assert.deepEqual(errors.toSorted(), [...Array(16).fill(null), ...Array(4).fill('response_too_large')])
+})
+
+test('once a trusted receiver has taken long and failed, all but one of everybody’s handshakes are watched', async (t) => {
+  const { gathering, show, post, twenty } = await startTrusted(t)
+  show(dearChain(60))
+  assert.equal(await post('127.0.0.1'), 'tls_error', 'nobody watches')
+  show(LARGE)
+  gathering.atOnce = 20
+  const errors = await twenty('localhost')
+  assert.deepEqual(errors.toSorted(), [null, ...Array(19).fill('response_too_large')])
 })
 
 test('a receiver that would choose the modulus of the handshake gets none', async (t) => {
