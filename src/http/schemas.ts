@@ -62,15 +62,16 @@ export const attemptError = z
   })
 
 /**
- * ISO 8601 may do without the seconds and without the colon of an offset, as `date +%FT%T%z` writes it. RFC 3339, which is what
- * `date-time` stands for, allows small letters.
+ * ISO 8601 may do without seconds and minutes, in an offset too, and without its colon, and has a comma before fractions: `date -Ins`
+ * and `date +%FT%T%z` write such times. RFC 3339, which is what `date-time` stands for, allows small letters.
  */
 const spelledOut = (text: string) =>
   text
     .toUpperCase()
     .replace(
-      /^(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|([+-]\d\d):?(\d\d))$/,
-      (_, time, seconds = ':00', zone, hours, minutes) => time + seconds + (hours ? `${hours}:${minutes}` : zone),
+      /^(\d{4}-\d\d-\d\dT\d\d)(:\d\d)?(:\d\d(?:[.,]\d+)?)?(Z|([+-]\d\d)(?::?(\d\d))?)$/,
+      (_, hour, minute = ':00', second = ':00', zone, hours, minutes = '00') =>
+        hour + minute + second.replace(',', '.') + (hours ? `${hours}:${minutes}` : zone),
     )
 
 /**
