@@ -9,7 +9,10 @@ import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'
 import { answers, id, jsonBody, ok, ownTenant, tenantId, text, timestamp } from './schemas.ts'
 
-const limit = z.int('must be a whole number').min(0, 'must be at least 0').max(Number.MAX_SAFE_INTEGER)
+const limit = z
+  .int('must be a whole number')
+  .min(0, 'must be at least 0')
+  .max(Number.MAX_SAFE_INTEGER, `must be at most ${Number.MAX_SAFE_INTEGER}`)
 const allLimits = z.strictObject({
   monthly_events: limit.openapi({ format: 'int64' }),
   monthly_attempts: limit.openapi({ format: 'int64' }),

@@ -151,6 +151,12 @@ describe('each field, just within its bounds and just beyond', () => {
     })
   }
 
+  test('a limit beyond what a number can hold is told its bound', async () => {
+    const { body } = await ROUTES.tenant!({ limits: { monthly_events: 2 ** 53 } })
+    const messages = body.details.map(({ message }: { message: string }) => message)
+    assert.ok(messages.includes('must be at most 9007199254740991'), messages.join())
+  })
+
   test('an unknown field is refused by name, whatever its name', async () => {
     for (const [name, ask] of Object.entries({ event: '/v1/events', endpoint: '/v1/endpoints' })) {
       for (const field of ['__proto__', 'constructor', 'toString', '', 'Payload']) {
