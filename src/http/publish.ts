@@ -68,7 +68,11 @@ const publishEvent = createRoute({
     202: answers('Accepted: stored and queued', published),
     200: {
       ...answers('The first answer again: the key and the event are the same', published),
-      headers: z.object({ 'Idempotent-Replayed': z.literal('true') }),
+      headers: z.object({
+        'Idempotent-Replayed': z
+          .literal('true')
+          .openapi({ description: 'On this answer only: nothing was stored or sent again.', example: 'true' }),
+      }),
     },
     ...errorAnswers(...TENANT_ERRORS, ...BODY_ERRORS, 'key_reused', 'monthly_events', 'monthly_attempts', 'fanout'),
   },

@@ -175,7 +175,7 @@ export const deliveryStatus = z.enum(['pending', 'retrying', 'delivered', 'dead_
 })
 
 const deliveryFilters = {
-  endpoint_id: uuidFilter.optional().openapi({ format: 'uuid' }),
+  endpoint_id: uuidFilter.optional().openapi({ format: 'uuid', description: 'Deliveries to this endpoint only.' }),
   event_type: eventType.optional(),
   since: moment.optional().openapi({
     param: { schema: { type: 'string', format: 'date-time' } },

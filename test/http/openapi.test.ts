@@ -14,6 +14,7 @@ const REFRESH = 'node scripts/openapi.ts refreshes it'
 const database = await createDatabase({ after })
 const service = await startService({ after }, { databaseUrl: database.url, mode: 'api' })
 
+type Header = { $ref?: string; description?: string; schema?: { example?: unknown } }
 type Operation = {
   operationId?: string
   summary?: string
@@ -21,7 +22,7 @@ type Operation = {
   tags?: string[]
   security?: object[]
   parameters?: { name: string; schema?: { default?: unknown } }[]
-  responses: Record<string, { content?: Record<string, Media> }>
+  responses: Record<string, { headers?: Record<string, Header>; content?: Record<string, Media> }>
   requestBody?: { content: Record<string, Media> }
 }
 type Media = { example?: unknown; examples?: Record<string, { $ref: string }> }
@@ -146,6 +147,17 @@ describe('the OpenAPI document', () => {
     const webhook = API.webhooks.event.post
     check(webhook.requestBody.content['application/json'], 'webhooks', 'event', 'post', 'requestBody')
     assert.ok(checked > 100, `${checked} examples`)
+  })
+
+  test('explains every header of an answer, with an example', () => {
+    for (const { path, operation } of operations) {
+      for (const [status, { headers = {} }] of Object.entries(operation.responses)) {
+        for (const [name, own] of Object.entries(headers)) {
+          const { description, schema } = own.$ref ? API.components.headers[own.$ref.split('/').at(-1) ?? ''] : own
+          assert.ok(description && schema.example !== undefined, `${path} ${status} ${name}`)
+        }
+      }
+    }
   })
 
   test('has no example that the service would not answer with', () => {
