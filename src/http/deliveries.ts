@@ -1,7 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import { isTooSlow } from '../db/errors.ts'
-import type { Pool } from '../db/open.ts'
+import type { Db, Pool } from '../db/open.ts'
 import { type Fragment, fragment, join } from '../db/statement.ts'
 import { AppError } from '../errors.ts'
 import { readDays } from '../flow/partitions.ts'
@@ -183,7 +183,7 @@ export function mountDeliveries(mount: Mount, { pool, reads }: { pool: Pool; rea
     })
   }
 
-  async function find(sql: Pool, tenant: Tenant, deliveryId: string): Promise<DeliveryRow> {
+  async function find(sql: Db, tenant: Tenant, deliveryId: string): Promise<DeliveryRow> {
     const [row] = await sql<DeliveryRow[]>`
       select ${deliveryColumns} from waybill.deliveries
       where tenant_id = ${tenant.tenantId} and delivery_id = ${recordId(deliveryId, 'delivery_not_found')}`

@@ -1,5 +1,5 @@
 import type { Context } from 'hono'
-import type { Pool } from '../db/open.ts'
+import type { Db, Pool } from '../db/open.ts'
 import { createRequestRoom } from '../room.ts'
 import { jsonBytes } from './json-bytes.ts'
 import type { Env } from './route.ts'
@@ -11,7 +11,7 @@ import type { Env } from './route.ts'
 export type Reads = (
   c: Context<Env>,
   tenantId: string,
-  read: (sql: Pool) => Promise<object | string>,
+  read: (sql: Db) => Promise<object | string>,
 ) => Promise<Response>
 
 /** The room for answers that their clients have not read yet. A long list is usually up to 4 MiB, at worst 24. */
