@@ -29,9 +29,6 @@ export const ERRORS = {
 
 export type ErrorCode = keyof typeof ERRORS
 
-/** What was wrong with one field of a request. `path` is dotted, as in `subscribed_events.0`. */
-export type FieldProblem = { path: string; message: string }
-
 /** A failure that the client is told about. `details` goes out as it is, so it holds nothing internal. */
 export class AppError extends Error {
   readonly code: ErrorCode

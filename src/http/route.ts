@@ -1,7 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import type { OpenAPIHono, RouteConfig, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
-import { AppError, type FieldProblem } from '../errors.ts'
+import { AppError } from '../errors.ts'
 import { createRequestRoom } from '../room.ts'
 import type { Answer } from './answer.ts'
 import type { Auth, Tenant } from './auth.ts'
@@ -37,6 +37,12 @@ const ADMIN_BYTES = 4 * 1024 * 1024
 /** How many changes and replays are made at once: those of one tenant wait for each other's locks, each with a connection. */
 const MAX_CHANGES = 6
 const CHANGE_WAIT_MS = 2000
+
+/**
+ * What is wrong with one field of a request. `path` is dotted, as in `subscribed_events.0`. A schema can ask for an `error` of its own
+ * with `params: { error }` (the URL rules do); any other problem is an invalid request.
+ */
+type Problem = { path: string; message: string; error?: 'invalid_url' }
 
 /** How many mistakes are reported: a body can have a hundred thousand, and reporting them costs more than reading it. */
 const MAX_PROBLEMS = 20
@@ -141,7 +147,7 @@ export type Mount = ReturnType<typeof createMount>
 
 async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPayloadBytes = 0): Promise<Input<R>> {
   const { params, query, headers, body } = route.request ?? {}
-  const problems: FieldProblem[] = []
+  const problems: Problem[] = []
   const parse = (schema: unknown, value: unknown) => {
     if (schema === undefined) return undefined
     const parsed = (schema as z.ZodType).safeParse(value)
@@ -163,8 +169,8 @@ async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPa
 }
 
 /** The mistakes of an unreadable body, to be reported with the others. Rethrows what is not a mistake of the request. */
-function problemsOf(error: unknown): FieldProblem[] {
-  if (error instanceof AppError && error.code === 'invalid_request') return error.details as FieldProblem[]
+function problemsOf(error: unknown): Problem[] {
+  if (error instanceof AppError && error.code === 'invalid_request') return error.details as Problem[]
   throw error
 }
 
@@ -184,8 +190,8 @@ function readQuery(c: Context<Env>): Record<string, unknown> {
 const readHeaders = (c: Context<Env>, schema: z.ZodObject) =>
   Object.fromEntries(Object.keys(schema.shape).map((name) => [name, c.env.incoming.headers[name]]))
 
-/** A schema can raise an error of its own with `params: { error }` (the URL rules do); any other is an invalid request. */
-function invalidRequest(problems: (FieldProblem & { error?: 'invalid_url' })[]): AppError {
+/** An error that a schema asks for stands for itself if it is the only one. */
+function invalidRequest(problems: Problem[]): AppError {
   const [only] = problems
   if (problems.length === 1 && only?.error) return new AppError(only.error, only.message)
   return new AppError(
@@ -194,12 +200,12 @@ function invalidRequest(problems: (FieldProblem & { error?: 'invalid_url' })[]):
   )
 }
 
-function fieldProblems(issue: z.core.$ZodIssue): (FieldProblem & { error?: 'invalid_url' })[] {
+function fieldProblems(issue: z.core.$ZodIssue): Problem[] {
   const pathOf = (...names: PropertyKey[]) => names.map(String).filter(Boolean).join('.')
   if (issue.code === 'unrecognized_keys')
     return issue.keys
       .slice(0, MAX_PROBLEMS)
       .map((key) => ({ path: pathOf(...issue.path, key), message: 'is not a known field' }))
-  const error = issue.code === 'custom' ? (issue.params as { error?: 'invalid_url' } | undefined)?.error : undefined
+  const error = issue.code === 'custom' ? (issue.params as Pick<Problem, 'error'> | undefined)?.error : undefined
   return [{ path: pathOf(...issue.path), message: issue.message, ...(error && { error }) }]
 }
