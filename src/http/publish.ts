@@ -112,10 +112,10 @@ export function mountPublish(
     {
       action: null,
       maxPayloadBytes: ({ limits }) => limits.max_payload_bytes,
-      async beforeBody(tenant, c) {
+      async beforeBody(c, tenant) {
         if (isFull(tenant)) await unasked.run(tenant.tenantId, unaskedBytes(c), () => count(c, tenant, 'unread'))
       },
-      onRefused: async (tenant, c) => void (await count(c, tenant, 'refused')),
+      onRefused: async (c, tenant) => void (await count(c, tenant, 'refused')),
     },
     async (c, tenant, { body, headers, text }) => {
       const payloadText = sliceMember(text, 'payload') ?? ''

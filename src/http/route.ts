@@ -56,9 +56,9 @@ type TenantOptions = {
   /** How large a payload the body may carry; without one, bodies are small. */
   maxPayloadBytes?: (tenant: Tenant) => number
   /** If it throws, that answers the request, and its body is not read. */
-  beforeBody?: (tenant: Tenant, c: Context<Env>) => Promise<void>
+  beforeBody?: (c: Context<Env>, tenant: Tenant) => Promise<void>
   /** Called when the request is refused as invalid, before the refusal is thrown. */
-  onRefused?: (tenant: Tenant, c: Context<Env>) => Promise<void>
+  onRefused?: (c: Context<Env>, tenant: Tenant) => Promise<void>
 }
 
 /**
@@ -117,7 +117,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
           keyTakenAt = performance.now()
           c.set('tenantId', known.tenantId)
           if (options.action) await rateLimit.count(c, known, options.action)
-          await options.beforeBody?.(known, c)
+          await options.beforeBody?.(c, known)
           return known
         })
         const maxPayloadBytes = options.maxPayloadBytes?.(tenant) ?? 0
@@ -127,7 +127,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
           try {
             input = await readInput(c, route, maxPayloadBytes)
           } catch (error) {
-            if (error instanceof AppError) await inTime(async () => await options.onRefused?.(tenant, c))
+            if (error instanceof AppError) await inTime(async () => await options.onRefused?.(c, tenant))
             throw error
           }
           // It may have been revoked meanwhile.
