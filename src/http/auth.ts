@@ -1,4 +1,4 @@
-import { hash, timingSafeEqual } from 'node:crypto'
+import { timingSafeEqual } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { PATIENCE_MS, type Pool } from '../db/open.ts'
 import { AppError } from '../errors.ts'
@@ -76,7 +76,7 @@ export function createAuth(pool: Pool, adminKey: string, serviceLimits: Limits):
     async tenant(authorization, bytes) {
       const key = bearerToken(authorization)
       if (!key.startsWith('wb_live_')) throw new AppError('invalid_api_key')
-      const keyHash = hash('sha256', key, 'base64')
+      const keyHash = hashApiKey(key).toString('base64')
       const known = found.get(keyHash)
       if (known && known.askedAt > Math.max(forgottenAt, performance.now() - CACHE_MS)) return known.tenant
       // All keys that nobody knows have one share of the room together: anybody can make up as many as they like.
