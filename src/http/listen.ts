@@ -37,6 +37,7 @@ const REQUEST_WEIGHT = 50
 const BACKLOG = 65_535
 /** No host has a longer name, with its port. Reading one as part of a URL takes time that grows with the square of its length. */
 const MAX_HOST = 300
+const INVALID_TARGET = 'the request target or the Host header is not valid'
 /** How long connections without a request stay once the service stops: for requests that are on their way already. */
 const LEAVE_MS = 1000
 /** How long a request may still be arriving once the service stops. */
@@ -48,7 +49,6 @@ const ARRIVING_MS = 3000
  * bytes had come when the last answer was.
  */
 type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number; read: number }
-const INVALID_TARGET = 'the request target or the Host header is not valid'
 
 const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0, read: 0 })
 
@@ -94,8 +94,8 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     const connection = connections.get(request.socket) as Connection
     connection.last = request
     // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds, and one that is closed
-    // without a word takes the next request with it, which its sender may not repeat.
-    // Who keeps asking ahead leaves with the first request that comes after the idle ones have left.
+    // without a word takes the next request with it, which its sender may not repeat. Who keeps asking ahead leaves with the first
+    // request that comes after the idle ones have left.
     const isLate = left
     response.isLast = () => isLate || (draining && connection.unanswered.length === 1)
     const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
@@ -107,10 +107,9 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
         // A connection that is gone weighs nothing any more.
         if (request.socket.destroyed) return
         weigh(connection, -weight)
-        if (lacksHost) refusal(400, 'must carry a Host header', response.requestId).end(request.socket, request.method)
-        else if (hostLength(request) > MAX_HOST)
-          refusal(400, INVALID_TARGET, response.requestId).end(request.socket, request.method)
-        else void answer(request, response)
+        const problem = lacksHost ? 'must carry a Host header' : hostLength(request) > MAX_HOST ? INVALID_TARGET : null
+        if (problem === null) void answer(request, response)
+        else refusal(400, problem, response.requestId).end(request.socket, request.method)
       })
     const isTooMuch = connection.unanswered.push(begin) > MAX_PIPELINED || (isBehind && ahead > MAX_AHEAD)
     if (isTooMuch || (lacksHost && isBehind)) {
