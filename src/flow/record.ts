@@ -2,11 +2,10 @@ import type { PgBoss } from 'pg-boss'
 import { isTooSlow } from '../db/errors.ts'
 import { type Db, type Pool, transact } from '../db/open.ts'
 import { textList } from '../db/statement.ts'
-import type { Outcome } from '../egress/send.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
-import { type Claim, fenceOf, touch } from './claim.ts'
+import { fenceOf, touch } from './claim.ts'
 import {
   type EndpointRules,
   type EndpointStats,
@@ -15,13 +14,7 @@ import {
   type StateChange,
   wouldMove,
 } from './observe.ts'
-import type { Verdict } from './retry.ts'
-import { queueDeadLetters, type Result, settleFailed } from './settle.ts'
-
-/** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
-export type AttemptRecord =
-  | { claim: Claim; outcome: Outcome; verdict: Verdict }
-  | { claim: Claim; outcome: null; verdict: { kind: 'over_quota' } }
+import { type AttemptRecord, queueDeadLetters, type Result, settleFailed } from './settle.ts'
 
 export type Recorded = {
   /** False if the claim had lapsed: nothing was stored. Null if an earlier, unanswered try may have stored it. */

@@ -1,9 +1,15 @@
 import type { PgBoss } from 'pg-boss'
 import type { Db } from '../db/open.ts'
+import type { Outcome } from '../egress/send.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES } from '../queue.ts'
-import { fenceOf } from './claim.ts'
+import { type Claim, fenceOf } from './claim.ts'
 import { fromClaims, unbundle } from './give-back.ts'
-import type { AttemptRecord } from './record.ts'
+import type { Verdict } from './retry.ts'
+
+/** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
+export type AttemptRecord =
+  | { claim: Claim; outcome: Outcome; verdict: Verdict }
+  | { claim: Claim; outcome: null; verdict: { kind: 'over_quota' } }
 
 /** How a delivery stands after an attempt: finished, waiting for a retry, or dead-lettered for a reason. */
 type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
