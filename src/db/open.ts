@@ -1,8 +1,6 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { types } from 'pg'
 import type { Log } from '../log.ts'
 import { type AnyRow, type Ask, createPool, isOutdated } from './connections.ts'
-import { isRetryable } from './errors.ts'
 import { createListening } from './listening.ts'
 import { startOptions } from './settings.ts'
 import { Fragment, nameOf, toStatement, type Value } from './statement.ts'
@@ -147,27 +145,3 @@ const READ = new Map<number, (text: string) => unknown>([
   [types.builtins.TIMESTAMPTZ, (text) => new Date(text)],
   [UUID_LIST, (text) => (text === '{}' ? [] : text.slice(1, -1).split(','))],
 ])
-
-/**
- * Waits a moment (20 to 100 ms) before another try of what Postgres gave up because of others. They are being woken: who came back
- * at once would take from them what they have waited for, and be in their way again.
- */
-export const giveWay = () => sleep(20 + 80 * Math.random())
-
-const MAX_TRIES = 3
-
-/** Does what Postgres may give up because of others, up to three times in all. `work` must be one statement or transaction. */
-export async function retried<Result>(work: () => PromiseLike<Result>): Promise<Result> {
-  for (let tries = 1; ; tries++) {
-    try {
-      return await work()
-    } catch (error) {
-      if (!isRetryable(error) || tries === MAX_TRIES) throw error
-      await giveWay()
-    }
-  }
-}
-
-/** Runs a transaction, again if Postgres gives it up because of others (`retried`). */
-export const transact = <Result>(pool: Pool, work: (sql: Db) => Promise<Result>): Promise<Result> =>
-  retried(() => pool.begin(work))

@@ -1,5 +1,5 @@
 import { isRefusal, isRetryable, isTooSlow } from '../db/errors.ts'
-import { giveWay } from '../db/open.ts'
+import { giveWay } from '../db/retried.ts'
 import { inTurn } from '../in-turn.ts'
 
 /** A batch that takes longer has waited for other processes' batches: for the database's attention, or for locks. */

@@ -1,6 +1,7 @@
 import type { PgBoss } from 'pg-boss'
 import { isRefusal } from '../db/errors.ts'
-import { type Db, type Pool, transact } from '../db/open.ts'
+import type { Db, Pool } from '../db/open.ts'
+import { transact } from '../db/retried.ts'
 import { fragment } from '../db/statement.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'

@@ -1,4 +1,5 @@
-import { type Pool, retried } from '../db/open.ts'
+import type { Pool } from '../db/open.ts'
+import { retried } from '../db/retried.ts'
 
 /** Tenants whose counts one statement looks at. */
 const TENANTS = 100

@@ -1,6 +1,7 @@
 import type { PgBoss } from 'pg-boss'
 import { isTooSlow } from '../db/errors.ts'
-import { type Db, type Pool, transact } from '../db/open.ts'
+import type { Db, Pool } from '../db/open.ts'
+import { transact } from '../db/retried.ts'
 import { textList } from '../db/statement.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'

@@ -1,5 +1,6 @@
 import { isTooSlow } from '../db/errors.ts'
-import { type Pool, retried } from '../db/open.ts'
+import type { Pool } from '../db/open.ts'
+import { retried } from '../db/retried.ts'
 import type { Log } from '../log.ts'
 import type { Standing } from './claim.ts'
 import type { Lanes } from './lanes.ts'

@@ -1,4 +1,5 @@
-import { type Db, type Pool, transact } from '../db/open.ts'
+import type { Db, Pool } from '../db/open.ts'
+import { transact } from '../db/retried.ts'
 import { assignments, type Fragment, fragment } from '../db/statement.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'

@@ -1,6 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { isDuplicate } from '../db/errors.ts'
-import { type Pool, transact } from '../db/open.ts'
+import type { Pool } from '../db/open.ts'
+import { transact } from '../db/retried.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { hashApiKey, makeApiKey } from '../secrets.ts'
