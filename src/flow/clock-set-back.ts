@@ -1,7 +1,7 @@
 import type { Pool } from '../db/open.ts'
 import { DEAD_LETTERS, DELIVERIES } from '../queue.ts'
-import { MAX_RETRY_AFTER_SECONDS } from './retry.ts'
 import { createThoroughness } from './thorough.ts'
+import { MAX_RETRY_AFTER_SECONDS } from './verdict.ts'
 
 /** How far the database's clock must have gone back for jobs to be looked at: a slow answer looks like a step back. */
 const SET_BACK_MS = 3000

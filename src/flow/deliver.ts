@@ -5,10 +5,10 @@ import type { Log } from '../log.ts'
 import { type Claim, isLate } from './claim.ts'
 import type { WithPayload } from './payload.ts'
 import type { Recorded } from './record.ts'
-import { judge } from './retry.ts'
 import type { AttemptRecord } from './settle.ts'
 import { createSigner } from './sign.ts'
 import { createSpread } from './spread.ts'
+import { judge } from './verdict.ts'
 
 const ASKED_TO_WAIT = ', and asked to be tried later (Retry-After)'
 

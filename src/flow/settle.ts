@@ -4,7 +4,7 @@ import type { Outcome } from '../egress/send.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES } from '../queue.ts'
 import { type Claim, fenceOf } from './claim.ts'
 import { fromClaims, unbundle } from './give-back.ts'
-import type { Verdict } from './retry.ts'
+import type { Verdict } from './verdict.ts'
 
 /** What an attempt came to. `over_quota` has no outcome: nothing was sent. */
 export type AttemptRecord =

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { AttemptError } from '../../src/egress/failure.ts'
-import { judge } from '../../src/flow/retry.ts'
+import { judge } from '../../src/flow/verdict.ts'
 
 // One of the three forms of a date does not say that it is GMT.
 process.env.TZ = 'America/New_York'
