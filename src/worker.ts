@@ -156,10 +156,10 @@ export async function startWorker(deps: {
   const dispatcher = startDispatcher({
     slots: deps.concurrency,
     log,
-    async fetch(kind, { max, thorough, occupy, crowding: known, isCrowding }) {
-      const claimed = await claim({ kind, max, thorough, crowding: known })
+    async fetch(kind, { max, thorough, occupy, crowding, isCrowding }) {
+      const claimed = await claim({ kind, max, thorough, crowding })
       const full: Claim[] = []
-      const crowding: Claim[] = []
+      const surplus: Claim[] = []
       for (const claim of claimed.send) {
         inHand.take(claim, occupy)
         const isTooMuch = claim.withinQuota === null || isCrowding(claim.tenantId, isPreferred(claim))
@@ -167,11 +167,11 @@ export async function startWorker(deps: {
         if (verdict === 'start') start(claim)
         if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
         if (verdict === 'full') full.push(claim)
-        if (verdict === 'crowding') crowding.push(claim)
+        if (verdict === 'crowding') surplus.push(claim)
       }
       const { hold: unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, occupy)
-      const alike = Map.groupBy(crowding, ({ tenantId, withinQuota }) => `${tenantId} ${withinQuota}`)
+      const alike = Map.groupBy(surplus, ({ tenantId, withinQuota }) => `${tenantId} ${withinQuota}`)
       for (const claims of alike.values()) {
         const seconds = claims.map((one) => secondsToWait(one.tenantId))
         await inBackground(() => inHand.postpone(claims, Math.max(1, ...seconds)))

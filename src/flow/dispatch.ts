@@ -95,12 +95,12 @@ export function startDispatcher(options: {
   const mostRetries = () => Math.floor(Math.max(1, slots / (backlog.first ? 4 : 2)))
   const freeForRetries = () => Math.min(free(), mostRetries() - occupied.retry)
 
-  const partOf = (slots: number) => Math.max(1, Math.floor(PART * slots))
+  const partOf = (some: number) => Math.max(1, Math.floor(PART * some))
 
   function isCrowding(tenantId: string, preferred: boolean): boolean {
     const own = retriesOf.get(tenantId) ?? 0
-    const most = partOf(mostRetries() - (occupied.retry - own))
-    return own >= (preferred ? most : partOf(most))
+    const share = partOf(mostRetries() - (occupied.retry - own))
+    return own >= (preferred ? share : partOf(share))
   }
 
   async function run(): Promise<boolean> {
