@@ -43,7 +43,7 @@ export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promi
     if (isRefusal(error)) await fetch(pool)
     throw error
   })
-  for (const letter of letters) log.warn({ ...letter }, 'delivery.dead_lettered')
+  for (const letter of letters) log.warn(letter, 'delivery.dead_lettered')
   return taken
 }
 

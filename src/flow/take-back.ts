@@ -53,7 +53,7 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
       })
       if (found.length === 0) return false
       deps.wake()
-      for (const { due_now, crashes, ...ids } of found) log.warn({ ...ids, crashes, due_now }, 'delivery.worker_lost')
+      for (const lost of found) log.warn(lost, 'delivery.worker_lost')
       // Where bundles are small, there may be more though these are not `MAX_BATCH`.
       return true
     },
