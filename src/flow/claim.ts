@@ -191,7 +191,7 @@ export const fenceOf = ({ bundle, deliveryId, retryCount }: ClaimedJob) => `${bu
 /** Whether its endpoint takes a few at a time: it is ordered, paced, or being probed. */
 export const linesUp = ({ atOnce, startAt }: Claim) => atOnce !== null || startAt !== null
 
-/** Whether it comes before retries of endpoints that are failing, which may hang. */
+/** Whether its endpoint is well, or takes a few at a time. Of a tenant's retries, the last slots are for these: the others may hang. */
 export const isPreferred = (claim: Claim) => claim.standing === 'good' || linesUp(claim)
 
 /** Whether it may have lapsed, so that another worker may have its delivery. */

@@ -65,7 +65,8 @@ export type Lanes = {
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave, and all
- *   of its endpoints at most seven eighths of the slots; the last slots are for tenants that have hardly any (flow/stuck-slots.ts).
+ *   of its endpoints at most seven eighths of the slots, or three quarters where the next is for one that is not well; the last
+ *   slots are for tenants that have hardly any (flow/stuck-slots.ts).
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
  *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint

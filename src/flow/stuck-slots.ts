@@ -8,12 +8,14 @@ const noWorseThan = (standing: Standing) => STANDINGS.slice(STANDINGS.indexOf(st
 const PARTS: Record<Standing, number> = { failing: 1 / 4, unsure: 7 / 8, good: 1 }
 /**
  * The part that one tenant's attempts may take, however quick they are: its endpoints can begin to hang at any moment, all at once. Those
- * of endpoints that are not well may not take all for which others contend that are new.
+ * of endpoints that are not well take less, which leaves something to other tenants' new endpoints: of these nothing is known yet, so
+ * they are unsure, and contend for less than all slots.
  */
 const TENANT_PARTS: Record<Standing, number> = { failing: 3 / 4, unsure: 3 / 4, good: 7 / 8 }
 /**
- * The part, if it is at least one slot, that is left to tenants who have no more than that under way: endpoints of several can begin to
- * hang at once, too. Those who would take it have to be put away again and again while all are busy, and of few slots that costs a lot.
+ * The part that is left to tenants that have no more than that under way: endpoints of several can begin to hang at once, too. While
+ * the others' slots are all busy, claims are made for these and put away again, all the time: that costs a worker with few slots a lot,
+ * so one with fewer than 64 leaves none.
  */
 const LAST_PART = 1 / 64
 
@@ -36,7 +38,7 @@ export function createStuckSlots(slots: number) {
 
   const last = Math.floor(slots * LAST_PART)
 
-  /** For how many slots endpoints of a standing, or of a worse one, contend. Of fewer than eight, all contend for the last. */
+  /** For how many slots endpoints of a standing, or of a worse one, contend. Rounded up: of fewer than eight, the unsure do for all. */
   const slotsFor = (standing: Standing) => Math.ceil(slots * PARTS[standing])
 
   /** How many of them are not stuck. */
