@@ -190,7 +190,7 @@ export function createLanes({
       // Otherwise held deliveries, which are older, would find no place while new ones come. What lines up was held.
       if (isNew && lane.held && !linesUp(claim) && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
-      if (lane.started.size < limit && (hasPlace || stuck.roomOf(lane) > 0)) {
+      if (lane.started.size < limit && (hasPlace || stuck.mayTake(lane) > 0)) {
         // A paced attempt is not under way before its time slot.
         claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
       } else {
@@ -247,7 +247,7 @@ export function createLanes({
       const count = Math.min(
         wanted,
         roomOf(lane, now) - before,
-        stuck.roomOf(lane),
+        stuck.mayTake(lane),
         isQuick ? Infinity : stuck.spareOf(lane.tenantId, lane.standing),
       )
       if (count <= 0) return 0

@@ -85,7 +85,7 @@ export function createStuckSlots(slots: number) {
     free,
 
     /** How many more a tenant may take for an endpoint. */
-    roomOf({ tenantId, standing }: Whose): number {
+    mayTake({ tenantId, standing }: Whose): number {
       const own = takenBy.get(tenantId) ?? 0
       const most = Math.ceil(slots * TENANT_PARTS[standing]) - own
       if (last === 0) return most
