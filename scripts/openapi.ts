@@ -5,10 +5,9 @@ import { fileURLToPath } from 'node:url'
 import { type AppDeps, createApp } from '../src/http/app.ts'
 import { createLog } from '../src/log.ts'
 
-/**
- * Writes the committed copies of the API's description: `node scripts/openapi.ts`. They are test/http/openapi.json, and
- * the types of the tests' client, which carry the document's hash so that a test can tell whether they are of today.
- */
+// Writes the committed copies of the API's description: `node scripts/openapi.ts`. They are test/http/openapi.json, and
+// the types of the tests' client, which carry the document's hash so that a test can tell whether they are of today.
+
 const DOCUMENT = fileURLToPath(new URL('../test/http/openapi.json', import.meta.url))
 const TYPES = fileURLToPath(new URL('../test/support/api-types.ts', import.meta.url))
 

@@ -2,7 +2,7 @@ import { z } from '@hono/zod-openapi'
 import { ATTEMPT_ERRORS } from '../egress/failure.ts'
 import { UUID } from '../ids.ts'
 
-/** Schemas that several routes share, so that the OpenAPI document explains a field once and everywhere alike. */
+// Schemas that several routes share, so that the OpenAPI document explains a field once and everywhere alike.
 
 export const id = (of: string) =>
   z.string().openapi({
