@@ -47,6 +47,7 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
   /** Of processes that have ended. */
   const spent = { api: { cpu: 0, peak: 0 }, worker: { cpu: 0, peak: 0 } }
   let started = 0
+  const of = (role: Role) => running.filter((one) => one.role === role)
 
   async function start(role: Role): Promise<void> {
     const name = `${role}-${++started}`
@@ -62,7 +63,7 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
   }
 
   async function stop(role: Role): Promise<void> {
-    for (const one of running.filter((candidate) => candidate.role === role)) {
+    for (const one of of(role)) {
       running.splice(running.indexOf(one), 1)
       spent[role].cpu += cpuSeconds(one.pid) ?? 0
       spent[role].peak = Math.max(spent[role].peak, peakMemory(one.pid) ?? 0)
@@ -72,7 +73,6 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
     }
   }
 
-  const of = (role: Role) => running.filter((one) => one.role === role)
   const signal = (role: Role, name: NodeJS.Signals) => {
     for (const { child } of of(role)) child.kill(name)
   }
