@@ -51,13 +51,14 @@ export function startHelper<Name extends keyof Tasks>(name: Name): Helper<Name> 
   })
   return {
     pid: child.pid ?? 0,
-    ask: async (task, argument) => {
+    ask: (task, argument) => {
       const id = ++asked
-      const promise = Promise.withResolvers<unknown>()
-      promise.promise.catch(() => {})
-      waiting.set(id, promise)
+      const answer = Promise.withResolvers<unknown>()
+      // If a part fails, nobody waits any more for what it has asked for, and the bench still has to clean up.
+      answer.promise.catch(() => {})
+      waiting.set(id, answer)
       child.send({ id, task, argument })
-      return (await promise.promise) as never
+      return answer.promise as Promise<never>
     },
     stop: () => void child.kill('SIGKILL'),
   }
