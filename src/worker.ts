@@ -118,7 +118,7 @@ export async function startWorker(deps: {
     }
   }
 
-  /** Attempts a claim and, as soon as its request is over, the next claim that waits for the same endpoint. */
+  /** Attempts a claim and, as soon as its request is over, the next claim that waits for its slot. */
   function start(claim: Claim): void {
     inHand.takeSlot(claim)
     let endedAt: number | undefined

@@ -1,13 +1,22 @@
-import { Line } from '../line.ts'
-import { type Claim, linesUp, type Standing, type UnderWay } from './claim.ts'
+import { type Claim, linesUp, type Standing } from './claim.ts'
+import {
+  arriving,
+  busyIn,
+  inPatience,
+  isFresh,
+  type Lane,
+  newLane,
+  PATIENCE_MS,
+  paceOf,
+  stuckIn,
+  taken,
+  WINDOW_MS,
+} from './lane.ts'
+import { createSlotTurns } from './slot-turns.ts'
 import { createStuckSlots } from './stuck-slots.ts'
 
 /** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
 const ARRIVAL_MS = 500
-/** Claims wait here only if they are likely to start within this time; others are held. */
-const PATIENCE_MS = 300
-/** An endpoint's pace is how many attempts it finished in a window of this length, not counting any that took longer. */
-const WINDOW_MS = 500
 /** A claim that has waited this many times `PATIENCE_MS` is held, whatever was expected. */
 const STALE = 4
 /** An attempt that has been under way for longer than this is hanging. */
@@ -15,26 +24,12 @@ const HANGING_MS = 1000
 
 type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
-type Lane = {
-  tenantId: string
-  /** The attempts under way, oldest first. */
-  started: Line<UnderWay>
-  waiting: { claim: Claim; since: number }[]
-  arriving: { count: number; until: number }
-  standing: Standing
-  /** Whether deliveries of the endpoint are held. */
-  held: boolean
-  window: { since: number; finished: number }
-  /** Attempts finished in the last whole window. */
-  lastWindow: number
-}
-
 export type Lanes = {
-  /** `start` it now, let it `wait` here for its turn, or `full`: it has to be held. */
+  /** `start` it now, let it `wait` here for a slot, or `full`: it has to be held. */
   admit(claim: Claim): 'start' | 'wait' | 'full'
   /**
-   * The request of an attempt ended at `endedAt`. Returns the waiting claim that takes its place, if any. Calling it again for
-   * the same attempt does nothing.
+   * The request of an attempt ended at `endedAt`. Returns the waiting claim that takes its place, if any, which may be for another
+   * endpoint of the tenant. Calling it again for the same attempt does nothing.
    */
   next(claim: Claim, endedAt?: number): Claim | undefined
   /** Removes and returns the waiting claims that would have to wait longer than expected. */
@@ -45,7 +40,8 @@ export type Lanes = {
   noteHeld(endpointIds: Set<string>, how: { all: boolean }): void
   /**
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
-   * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between.
+   * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between; but the one of an
+   * endpoint whose tenant has all slots that it may have waits for the next that is left.
    */
   reserve(endpoint: Endpoint & { standing: Standing }, wanted: number): number
   /** Gives up `count` of the places that `reserve` kept. */
@@ -65,8 +61,9 @@ export type Lanes = {
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave, and all
- *   of its endpoints at most seven eighths of the slots, or three quarters where the next is for one that is not well; the last
- *   slots are for tenants that have hardly any (flow/stuck-slots.ts).
+ *   of its endpoints at most seven eighths of the slots, those that are not well three quarters; the last slots are for tenants that
+ *   have hardly any (flow/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns: each slot that one leaves
+ *   goes to one that has none.
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
  *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
@@ -84,47 +81,16 @@ export function createLanes({
 }): Lanes {
   const lanes = new Map<string, Lane>()
   const stuck = createStuckSlots(slots)
+  const turns = createSlotTurns()
   let countedAt = 0
 
   function laneOf({ tenantId, endpointId }: Endpoint): Lane {
     let lane = lanes.get(endpointId)
     if (lane === undefined) {
-      lane = {
-        tenantId,
-        started: new Line(),
-        waiting: [],
-        arriving: { count: 0, until: 0 },
-        standing: 'unsure',
-        held: false,
-        window: { since: clock(), finished: 0 },
-        lastWindow: 0,
-      }
+      lane = newLane(tenantId, clock())
       lanes.set(endpointId, lane)
     }
     return lane
-  }
-
-  const arriving = (lane: Lane, now: number) => (lane.arriving.until > now ? lane.arriving.count : 0)
-
-  /** How many slots it has, or has places for. */
-  const taken = (lane: Lane, now: number) => lane.started.size + arriving(lane, now)
-
-  const busyIn = (lane: Lane, now: number) => taken(lane, now) + lane.waiting.length
-
-  /** How many attempts the endpoint finishes in a window, as far as is known. */
-  function paceOf(lane: Lane, now: number): number {
-    const age = now - lane.window.since
-    if (age >= WINDOW_MS) {
-      lane.lastWindow = age < 2 * WINDOW_MS ? lane.window.finished : 0
-      lane.window = { since: now, finished: 0 }
-    }
-    return Math.max(lane.lastWindow, lane.window.finished)
-  }
-
-  /** How many of those it has beyond its pace. An idle lane's window is left to age, so that `takeStale` can drop the lane. */
-  function stuckIn(lane: Lane, now: number): number {
-    const count = busyIn(lane, now)
-    return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))
   }
 
   /** Counts anew, at most once a millisecond; in between, what comes is added. */
@@ -165,20 +131,29 @@ export function createLanes({
 
   const isRoomy = (lane: Lane, now: number) => busyIn(lane, now) <= roomOf(lane, now) / 2
 
-  /** Whether nothing has been under way for long, so that nobody knows yet how fast the endpoint is. */
-  function isFresh(lane: Lane, now: number): boolean {
-    const [oldest] = lane.started
-    return oldest === undefined || now - oldest.since <= PATIENCE_MS
-  }
+  /**
+   * Whether it may wait for a slot of its tenant's others: no more do than there are such slots, so that none waits for long, and as
+   * many for which something is released, or those of which all is held would never have a turn.
+   */
+  const mayLineUp = (lane: Lane, isReleased = false) =>
+    lane.turn !== null || (turns.of(lane.tenantId)?.size ?? 0) < stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1)
 
-  const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, now) * PATIENCE_MS) / WINDOW_MS)
+  /** The lane that gets the slot of an attempt of `lane` that has ended. */
+  function heirOf(lane: Lane, now: number): Lane {
+    for (const other of turns.of(lane.tenantId) ?? []) {
+      const isQuick = other.started.size < paceOf(other, now)
+      const hasRoom = stuck.mayTake(other) > 0 && (isQuick || stuck.spareOf(other.tenantId, contendsAs(other, now)) > 0)
+      if (other.waiting.length > 0 && hasRoom) return other
+    }
+    return lane
+  }
 
   return {
     admit(claim) {
       const lane = laneOf(claim)
       const now = clock()
       countStuck(now)
-      const hasPlace = arriving(lane, now) > 0
+      const hasPlace = lane.arriving.haveSlots && arriving(lane, now) > 0
       // Else as it was released.
       if (!hasPlace) lane.standing = claim.standing
       if (lane.arriving.count > 0) lane.arriving.count--
@@ -193,13 +168,16 @@ export function createLanes({
       if (lane.started.size < limit && (hasPlace || stuck.mayTake(lane) > 0)) {
         // A paced attempt is not under way before its time slot.
         claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
+        turns.leave(lane)
       } else {
-        const most = Math.max(inPatience(lane, now), isFresh(lane, now) ? share(lane, now) : 0)
-        // Without one under way, none would make room for it.
-        if (claim.atOnce === 1 || lane.started.size === 0 || lane.waiting.length >= most) return 'full'
+        // Without one under way, the tenant's others make room for it.
+        const hasNone = lane.started.size === 0
+        const most = Math.max(inPatience(lane, now), hasNone ? 1 : isFresh(lane, now) ? share(lane, now) : 0)
+        if (lane.waiting.length >= most || (hasNone ? !mayLineUp(lane) : claim.atOnce === 1)) return 'full'
         lane.waiting.push({ claim, since: now })
+        if (hasNone) turns.join(lane)
       }
-      if (isNew) stuck.add(lane, 1, { isReleased, now })
+      if (isNew && !lane.turn) stuck.add(lane, 1, { isReleased, now })
       if (claim.underWay && !hasPlace) stuck.take(lane, 1)
       return claim.underWay ? 'start' : 'wait'
     },
@@ -207,15 +185,25 @@ export function createLanes({
       if (claim.underWay === null) return undefined
       const lane = laneOf(claim)
       const now = clock()
+      if (turns.of(lane.tenantId)) countStuck(now)
       lane.started.leave(claim.underWay)
+      stuck.take(lane, -1)
       paceOf(lane, now)
       // One that took longer than a window, perhaps to its deadline, says nothing about how many more the endpoint could take.
       if (endedAt - claim.underWay.value.since <= WINDOW_MS) lane.window.finished++
       claim.underWay = null
-      const entry = lane.waiting.shift()
-      if (entry !== undefined)
-        entry.claim.underWay = lane.started.join({ since: now, isReleased: entry.claim.isProbed })
-      return entry?.claim
+      const heir = heirOf(lane, now)
+      const entry = heir.waiting.shift()
+      if (entry === undefined) return undefined
+      const isReleased = entry.claim.isProbed
+      entry.claim.underWay = heir.started.join({ since: now, isReleased })
+      stuck.take(heir, 1)
+      if (heir.turn) {
+        turns.leave(heir)
+        stuck.add(heir, stuckIn(heir, now), { isReleased, now })
+      }
+      if (lane.waiting.length > 0 && lane.started.size === 0) turns.join(lane)
+      return entry.claim
     },
     takeStale() {
       const now = clock()
@@ -227,6 +215,7 @@ export function createLanes({
         while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - STALE * PATIENCE_MS) {
           stale.push((lane.waiting.shift() as Lane['waiting'][number]).claim)
         }
+        if (lane.waiting.length + arriving(lane, now) === 0) turns.leave(lane)
         if (busyIn(lane, now) === 0 && now - lane.window.since > 2 * WINDOW_MS) lanes.delete(endpointId)
       }
       return stale
@@ -244,16 +233,19 @@ export function createLanes({
       if (!isRoomy(lane, now)) return 0
       const before = busyIn(lane, now)
       const isQuick = before < paceOf(lane, now)
+      const room = stuck.mayTake(lane)
+      const haveSlots = room > 0 || before > 0 || !mayLineUp(lane, true)
       const count = Math.min(
         wanted,
         roomOf(lane, now) - before,
-        stuck.mayTake(lane),
+        haveSlots ? room : 1,
         isQuick ? Infinity : stuck.spareOf(lane.tenantId, lane.standing),
       )
       if (count <= 0) return 0
-      lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS }
-      if (!isQuick) stuck.add(lane, count, { isReleased: true, now })
-      stuck.take(lane, count)
+      lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS, haveSlots }
+      if (!haveSlots) turns.join(lane)
+      else if (!isQuick) stuck.add(lane, count, { isReleased: true, now })
+      stuck.take(lane, haveSlots ? count : 0)
       return count
     },
     giveBack(endpoint, count) {

@@ -33,7 +33,7 @@ export function createStuckSlots(slots: number) {
   let stuck = nothing()
   let stuckBy = new Map<string, Counts>()
   let taken = nothing()
-  let takenBy = new Map<string, number>()
+  let takenBy = new Map<string, Counts>()
   let strainedUntil = -Infinity
 
   const last = Math.floor(slots * LAST_PART)
@@ -57,8 +57,12 @@ export function createStuckSlots(slots: number) {
 
     /** `count` more are taken, stuck or not. */
     take({ tenantId, standing }: Whose, count: number): void {
-      takenBy.set(tenantId, (takenBy.get(tenantId) ?? 0) + count)
-      for (const one of noWorseThan(standing)) taken[one] += count
+      const own = takenBy.get(tenantId) ?? nothing()
+      takenBy.set(tenantId, own)
+      for (const one of noWorseThan(standing)) {
+        taken[one] += count
+        own[one] += count
+      }
     },
 
     /**
@@ -80,17 +84,20 @@ export function createStuckSlots(slots: number) {
       if (count >= slots / 2) strainedUntil = now + STRAINED_MS
     },
 
+    /** How many slots a tenant has taken. */
+    takenBy: (tenantId: string): number => takenBy.get(tenantId)?.good ?? 0,
+
     isStrained,
 
     free,
 
     /** How many more a tenant may take for an endpoint. */
     mayTake({ tenantId, standing }: Whose): number {
-      const own = takenBy.get(tenantId) ?? 0
-      const most = Math.ceil(slots * TENANT_PARTS[standing]) - own
+      const own = takenBy.get(tenantId) ?? nothing()
+      const most = Math.ceil(slots * TENANT_PARTS[standing]) - own.good
       if (last === 0) return most
       const left = (one: Standing) => slotsFor(one) - taken[one] - last
-      return Math.max(last - own, Math.min(most, left('good'), standing === 'good' ? Infinity : left('unsure')))
+      return Math.max(last - own.good, Math.min(most, left('good'), standing === 'good' ? Infinity : left('unsure')))
     },
 
     /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */

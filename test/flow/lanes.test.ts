@@ -24,21 +24,21 @@ function setUp(slots = SLOTS) {
   let now = 1_000_000
   const lanes = createLanes({ cap: 50, slots, clock: () => now })
   const started = new Map<string, Claim[]>()
+  const begin = (claim: Claim) => started.set(claim.endpointId, [...(started.get(claim.endpointId) ?? []), claim])
   const admit = (endpointId: string, count: number, more: Partial<Claim> = {}) => {
     const verdicts = { start: 0, wait: 0, full: 0 }
     for (let n = 0; n < count; n++) {
       const claim = claimOf(endpointId, more)
       const verdict = lanes.admit(claim)
       verdicts[verdict]++
-      if (verdict === 'start') started.set(endpointId, [...(started.get(endpointId) ?? []), claim])
+      if (verdict === 'start') begin(claim)
     }
     return verdicts
   }
   const finish = (endpointId: string, count: number) => {
-    const mine = started.get(endpointId) ?? []
-    for (const claim of mine.splice(0, count)) {
+    for (const claim of started.get(endpointId)?.splice(0, count) ?? []) {
       const next = lanes.next(claim)
-      if (next !== undefined) mine.push(next)
+      if (next !== undefined) begin(next)
     }
   }
   const tick = (ms: number) => {
@@ -52,7 +52,7 @@ function setUp(slots = SLOTS) {
       finish('fast', 20)
     }
   }
-  return { lanes, admit, finish, tick, runFast }
+  return { lanes, started, admit, finish, tick, runFast }
 }
 
 suite('lanes', () => {
@@ -225,6 +225,104 @@ suite('lanes', () => {
       all: true,
     })
     assert.ok(known.length > 0 && known.length < 200, `${known.length} are known`)
+  })
+
+  /** A tenant whose seven quick endpoints have all slots that it may have of eight, and each one claim that waits. */
+  function crowd() {
+    const set = setUp(8)
+    const busy = Array.from({ length: 7 }, (_, nth) => `busy ${nth}`)
+    const admitAll = () => busy.map((one) => set.admit(one, 1, { tenantId: 'crowd' }))
+    for (let step = 0; step < 10; step++) {
+      admitAll()
+      set.tick(20)
+      for (const one of busy) set.finish(one, 1)
+    }
+    assert.ok([...admitAll(), ...admitAll()].every(({ full }) => full === 0))
+    set.tick(20)
+    return {
+      ...set,
+      busy,
+      other: (endpointId: string, more = {}) => set.lanes.admit(claimOf(endpointId, { tenantId: 'crowd', ...more })),
+      reserve: (endpointId: string, standing: Standing = 'good') =>
+        set.lanes.reserve(lane('crowd', endpointId, standing), 10),
+      waitingIn: (endpointId: string) => set.lanes.busy(endpointId) - (set.started.get(endpointId)?.length ?? 0),
+    }
+  }
+
+  for (const atOnce of [null, 1])
+    test(`endpoints whose tenant’s others have all its slots get the next ones that they leave (${atOnce ?? 'many'} at once)`, () => {
+      const { started, busy, other, finish, waitingIn } = crowd()
+      assert.equal(other('first', { atOnce }), 'wait')
+      assert.equal(other('first', { atOnce }), 'full', 'one of each endpoint waits')
+      assert.equal(other('second', { atOnce }), 'wait')
+      finish(busy[0]!, 1)
+      assert.equal(started.get('first')?.length, 1)
+      finish(busy[1]!, 1)
+      assert.equal(started.get('second')?.length, 1)
+      assert.deepEqual([waitingIn(busy[0]!), waitingIn(busy[1]!), waitingIn(busy[2]!)], [1, 1, 1])
+      finish('first', 1)
+      assert.equal(started.get(busy[0]!)?.length, 1, 'who has left a slot gets one in turn')
+      finish(busy[2]!, 1)
+      assert.equal(started.get(busy[1]!)?.length, 1)
+    })
+
+  test('what is released for an endpoint whose tenant’s others have all its slots waits for one', () => {
+    const { started, busy, other, reserve, finish } = crowd()
+    assert.equal(reserve('released'), 1)
+    assert.equal(reserve('released'), 0)
+    finish(busy[0]!, 1)
+    assert.equal(started.get(busy[0]!)?.length, 1, 'no slot waits for what is not here yet')
+    assert.equal(other('released'), 'wait')
+    finish(busy[1]!, 1)
+    assert.equal(started.get('released')?.length, 1)
+  })
+
+  test('as many endpoints of a tenant as have slots wait for one, and as many again for which something is released', () => {
+    const { lanes, other, reserve, tick } = crowd()
+    const twenty = (ask: (endpointId: string) => unknown) => Array.from({ length: 20 }, (_, nth) => ask(`${nth}`))
+    const count = (verdicts: unknown[]) => verdicts.filter((one) => one === 'wait' || one === 1).length
+    assert.equal(count(twenty((one) => other(`new ${one}`))), 7)
+    assert.equal(count(twenty((one) => reserve(`released ${one}`))), 7)
+    assert.equal(other('released 0'), 'wait')
+    tick(501)
+    lanes.takeStale()
+    assert.equal(count(twenty((one) => reserve(`more ${one}`))), 6, 'what has not come in time has lost its turn')
+  })
+
+  test('an endpoint that has got a slot does not wait for one of its tenant’s others any more', () => {
+    const { started, busy, other, reserve, finish, tick } = crowd()
+    reserve('released')
+    finish(busy[0]!, 1)
+    finish(busy[0]!, 1)
+    tick(1)
+    assert.equal(other('released', { atOnce: 2 }), 'start')
+    assert.equal(other('released', { atOnce: 2 }), 'wait')
+    finish(busy[1]!, 1)
+    assert.equal(started.get(busy[1]!)?.length, 1)
+  })
+
+  test('an endpoint that waits for a slot of its tenant’s others gives up when they hang', () => {
+    const { lanes, other, tick } = crowd()
+    other('patient')
+    tick(1201)
+    assert.ok(lanes.takeStale().some(({ endpointId }) => endpointId === 'patient'))
+    assert.equal(lanes.busy('patient'), 0)
+  })
+
+  test('endpoints that hang get no more than half of the slots from others of their tenant', () => {
+    const { started, busy, other, finish, admit, tick } = crowd()
+    for (let nth = 0; nth < 30; nth++) {
+      other(`hangs ${nth}`)
+      // Several may wait already when the first slot is left.
+      if (nth < 6) continue
+      tick(20)
+      for (const one of busy) {
+        finish(one, 1)
+        admit(one, 1, { tenantId: 'crowd' })
+      }
+    }
+    const hanging = [...started].filter(([one, claims]) => one.startsWith('hangs') && claims.length > 0)
+    assert.equal(hanging.length, 4)
   })
 
   test('an endpoint that takes one at a time has none waiting', () => {

@@ -1,0 +1,74 @@
+import { Line, type Place } from '../line.ts'
+import type { Claim, Standing, UnderWay } from './claim.ts'
+
+/** Claims wait in a lane only if they are likely to start within this time; others are held. */
+export const PATIENCE_MS = 300
+/** An endpoint's pace is how many attempts it finished in a window of this length, not counting any that took longer. */
+export const WINDOW_MS = 500
+
+/** What a worker has in hand of one endpoint. */
+export type Lane = {
+  tenantId: string
+  /** The attempts under way, oldest first. */
+  started: Line<UnderWay>
+  waiting: { claim: Claim; since: number }[]
+  /** Released deliveries that are on their way here. `haveSlots`: they start on arrival. */
+  arriving: { count: number; until: number; haveSlots: boolean }
+  /** Its place among its tenant's endpoints that have no slot, and get the next that one of the others leaves. */
+  turn: Place<Lane> | null
+  standing: Standing
+  /** Whether deliveries of the endpoint are held. */
+  held: boolean
+  window: { since: number; finished: number }
+  /** Attempts finished in the last whole window. */
+  lastWindow: number
+}
+
+export const newLane = (tenantId: string, now: number): Lane => ({
+  tenantId,
+  started: new Line(),
+  waiting: [],
+  arriving: { count: 0, until: 0, haveSlots: false },
+  turn: null,
+  standing: 'unsure',
+  held: false,
+  window: { since: now, finished: 0 },
+  lastWindow: 0,
+})
+
+export const arriving = (lane: Lane, now: number) => (lane.arriving.until > now ? lane.arriving.count : 0)
+
+/** How many slots it has, or has places for. */
+export const taken = (lane: Lane, now: number) =>
+  lane.started.size + (lane.arriving.haveSlots ? arriving(lane, now) : 0)
+
+/** How many are started, waiting or arriving. */
+export const busyIn = (lane: Lane, now: number) => lane.started.size + arriving(lane, now) + lane.waiting.length
+
+/** How many attempts the endpoint finishes in a window, as far as is known. */
+export function paceOf(lane: Lane, now: number): number {
+  const age = now - lane.window.since
+  if (age >= WINDOW_MS) {
+    lane.lastWindow = age < 2 * WINDOW_MS ? lane.window.finished : 0
+    lane.window = { since: now, finished: 0 }
+  }
+  return Math.max(lane.lastWindow, lane.window.finished)
+}
+
+/**
+ * How many of those it has beyond its pace. What waits for a slot of another endpoint is not stuck in one. An idle lane's window is
+ * left to age, so that the lane can be dropped.
+ */
+export function stuckIn(lane: Lane, now: number): number {
+  const count = lane.turn && taken(lane, now) === 0 ? 0 : busyIn(lane, now)
+  return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))
+}
+
+/** Whether nothing has been under way for long, so that nobody knows yet how fast the endpoint is. */
+export function isFresh(lane: Lane, now: number): boolean {
+  const [oldest] = lane.started
+  return oldest === undefined || now - oldest.since <= PATIENCE_MS
+}
+
+/** How many it finishes within the time for which claims wait. */
+export const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, now) * PATIENCE_MS) / WINDOW_MS)
