@@ -94,7 +94,7 @@ export function createStuckSlots(slots: number) {
     /** How many more a tenant may take for an endpoint. */
     mayTake({ tenantId, standing }: Whose): number {
       const own = takenBy.get(tenantId) ?? nothing()
-      const most = Math.ceil(slots * TENANT_PARTS[standing]) - own.good
+      const most = Math.min(...noWorseThan(standing).map((one) => Math.ceil(slots * TENANT_PARTS[one]) - own[one]))
       if (last === 0) return most
       const left = (one: Standing) => slotsFor(one) - taken[one] - last
       return Math.max(last - own.good, Math.min(most, left('good'), standing === 'good' ? Infinity : left('unsure')))

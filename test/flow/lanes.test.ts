@@ -325,6 +325,29 @@ suite('lanes', () => {
     assert.equal(hanging.length, 4)
   })
 
+  for (const standing of ['unsure', 'failing'] as const)
+    test(`an endpoint that is ${standing} gets a slot of its tenant’s others that are well`, () => {
+      const { started, busy, other, finish } = crowd()
+      assert.equal(other('one', { standing }), 'wait')
+      finish(busy[0]!, 1)
+      assert.equal(started.get('one')?.length, 1)
+    })
+
+  test('endpoints that fail quickly get no more than three quarters of the slots from others of their tenant', () => {
+    const { started, busy, other, finish, admit, tick } = crowd()
+    const failing = busy.map((one) => `failing ${one}`)
+    for (let step = 0; step < 20; step++) {
+      for (const one of failing) other(one, { standing: 'failing' })
+      tick(10)
+      for (const one of busy) {
+        finish(one, 1)
+        if (step < 18) admit(one, 1, { tenantId: 'crowd' })
+      }
+      if (step < 18) for (const one of failing) finish(one, 1)
+    }
+    assert.equal(failing.filter((one) => started.get(one)?.length).length, 6)
+  })
+
   test('an endpoint that takes one at a time has none waiting', () => {
     const { admit, finish } = setUp()
     assert.deepEqual(admit('ordered', 3, { atOnce: 1 }), { start: 1, wait: 0, full: 2 })
