@@ -1,13 +1,16 @@
 import assert from 'node:assert/strict'
-import { test } from 'node:test'
-import type { Pool } from '../src/db/open.ts'
+import { suite, test } from 'node:test'
+import { openDb, type Pool } from '../src/db/open.ts'
 import { type Claim, createClaim, isLate, LAPSE_MS, touch } from '../src/flow/claim.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
+import { startTakingBack } from '../src/flow/take-back.ts'
 import { createLog } from '../src/log.ts'
 import { DELIVERIES } from '../src/queue.ts'
 import { createAttempt } from './support/attempts.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { startBoss, waitingForLocks } from './support/database.ts'
 import { assertBooks, publishMany } from './support/deliveries.ts'
+import { startProxy } from './support/proxy.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -117,6 +120,56 @@ test('what is under way while the database’s clock leaps ahead by days is not 
   open()
   await waitFor(async () => (await tenant.call('GET', `/v1/deliveries/${delivery_ids[0]}`)).body.status === 'delivered')
   assert.equal(receiver.receipts.length, 1)
+})
+
+suite('workers have time to touch their claims', { concurrency: 3 }, () => {
+  type Tools = { sql: Pool; database: string; proxy: Awaited<ReturnType<typeof startProxy>> }
+  const absences: Record<
+    string,
+    { begin: (tools: Tools) => Promise<unknown>; end: (tools: Tools) => Promise<unknown> }
+  > = {
+    away: { begin: ({ proxy }) => proxy.cut(), end: ({ proxy }) => proxy.restore() },
+    locked: {
+      begin: ({ sql }) => sql.text('begin; lock table pgboss.job in share row exclusive mode'),
+      end: ({ sql }) => sql`commit`,
+    },
+    'read-only': {
+      begin: ({ sql, database }) => sql.text(`alter database "${database}" set default_transaction_read_only = on`),
+      end: async ({ sql, database, proxy }) => {
+        await sql.text(`alter database "${database}" reset default_transaction_read_only`)
+        // It is for new connections.
+        await proxy.restore()
+      },
+    },
+  }
+  for (const [what, { begin, end }] of Object.entries(absences))
+    test(`before anything is taken back after the database was ${what}`, async (t) => {
+      const { databaseUrl: url, sql, tenant } = await startTenant(t, { mode: 'api' })
+      await tenant.createEndpoint('http://127.0.0.1:9/')
+      await tenant.publish()
+      await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 1 })
+      await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = ${DELIVERIES}`
+      const boss = await startBoss(t, url)
+      const proxy = await startProxy(t, url)
+      const pool = openDb(proxy.url, { log: createLog('silent'), name: 'test', max: 1 })
+      const tools = { sql, proxy, database: new URL(url).pathname.slice(1) }
+      await begin(tools)
+      let failedAt = 0
+      const log = Object.assign(createLog('silent'), { error: () => (failedAt ||= performance.now()) })
+      const loop = startTakingBack({ pool, boss, wake: () => {}, log })
+      cleanUp(t, async () => {
+        await loop.stop()
+        await pool.end()
+      })
+      // Just before a wait that began with the first failure would end.
+      await waitFor(() => failedAt > 0 && performance.now() > failedAt + 4800, { timeoutMs: 30_000 })
+      await end(tools)
+      const endedAt = performance.now()
+      const isTaken = async () =>
+        (await sql`select from pgboss.job where name = ${DELIVERIES} and state = 'retry'`).length === 1
+      await waitFor(isTaken, { timeoutMs: 30_000, intervalMs: 20 })
+      assert.ok(performance.now() > endedAt + 3000, 'workers touch their claims every three seconds')
+    })
 })
 
 test('a claim that is taken back while its touch waits for the database is late', async (t) => {

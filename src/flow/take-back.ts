@@ -9,8 +9,8 @@ import { createThoroughness } from './thorough.ts'
 
 const LOOK_MS = 1000
 /**
- * How long nothing is taken back after the database was away, or this process has started: longer than workers take to touch
- * their claims, which they could not do while it was away.
+ * How long nothing is taken back after the database was away, locked or read-only, or this process has started: longer than workers
+ * take to touch their claims, which they could not do meanwhile.
  */
 const AFTER_ABSENCE_MS = 5000
 /** After a leap of up to this much, a worker that touches its claims every 3 seconds still does so in time. */
@@ -41,12 +41,12 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
     idleMs: LOOK_MS,
     log,
     async run() {
-      if (performance.now() < lookFrom) return false
       const found = await look(async (thorough) => {
+        // Also while this waits: the absence may go on, and workers need their time from its end on.
+        await reach(pool)
         const askedMs = performance.now()
-        if (!hasLeapt(await clockOf(pool), askedMs)) return await takeBack(pool, boss, thorough)
-        wait()
-        return []
+        if (hasLeapt(await clockOf(pool), askedMs)) wait()
+        return performance.now() < lookFrom ? [] : await takeBack(pool, boss, thorough)
       }).catch((error: unknown) => {
         wait()
         throw error
@@ -75,6 +75,13 @@ export function createLeapWatch(clock = () => performance.now()): (clockMs: numb
     return before !== undefined && ahead - before > MAX_LEAP_MS
   }
 }
+
+/** Throws unless claims can be touched at this moment. It does not wait for a lock for which touching them may be waiting, too. */
+const reach = (pool: Pool) =>
+  pool.text(`do $$ begin
+    lock table pgboss.job in row exclusive mode nowait;
+    if current_setting('transaction_read_only')::boolean then raise read_only_sql_transaction; end if;
+  end $$`)
 
 type Lapsed = {
   tenant_id: string
