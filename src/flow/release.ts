@@ -67,8 +67,9 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
 
 /**
  * Endpoints whose held deliveries may go out. If there are more than one look can take, tenants take turns, as one may have thousands
- * for which there is no room. Probes go in the order in which they are due; among the others, with which they take turns, chance
- * decides. Where one delivery of an ordered endpoint is under way, or waits for its retry, none has a turn. One that has answered
+ * for which there is no room. A tenant's probes go in the order in which they are due; of different tenants, first comes the one whose
+ * last probe was the longest ago, as one with dozens of endpoints that hang always has one that has long been due. Among the others,
+ * with which probes take turns, chance decides. Where one delivery of an ordered endpoint is under way, or waits for its retry, none has a turn. One that has answered
  * counts as failing only if it goes on failing: those that hang may fill the slots of that standing for minutes.
  */
 const findCandidates = (pool: Pool) => pool<Candidate[]>`
@@ -83,7 +84,11 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
       and not (e.ordered and s.pending + s.retrying > s.held)
   ), own as (
     select *, row_number() over (partition by tenant_id, is_probe order by due, random()) as nth from held
+  ), probed as (
+    -- The later a tenant was probed, the later the latest of its next probes.
+    select tenant_id, max(next_probe_at) as latest from waybill.endpoint_stats where held > 0 and breaker = 'open' group by tenant_id
   ), placed as (
-    select *, row_number() over (partition by nth, is_probe order by due, random()) as place from own
+    select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place
+    from own left join probed using (tenant_id)
   )
   select tenant_id, endpoint_id, standing, wanted from placed order by nth, place, random() limit ${MAX_LANES}`
