@@ -17,7 +17,8 @@ begin
     begin
       foreach kind in array array['events', 'deliveries', 'attempts'] loop
         part := format('%s_%s', kind, to_char(day, 'YYYYMMDD'));
-        continue when to_regclass('waybill.' || part) is not null;
+        -- From the catalog itself: what a name was found to mean before the lock may be cached.
+        continue when exists (select from pg_class where relnamespace = 'waybill'::regnamespace and relname = part);
         execute format('create table waybill.%I (like waybill.%I including all)', part, kind);
         if kind = 'deliveries' then
           -- Every delivery is updated at least once: room in the table's pages keeps the new version beside the old one, and room
