@@ -24,6 +24,9 @@ const HANGING_MS = 1000
 
 type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
+/** A paced attempt is not under way before its time slot. */
+const beginning = ({ startAt }: Claim, now: number) => Math.max(now, startAt ?? 0)
+
 export type Lanes = {
   /** `start` it now, let it `wait` here for a slot, or `full`: it has to be held. */
   admit(claim: Claim): 'start' | 'wait' | 'full'
@@ -166,8 +169,7 @@ export function createLanes({
       if (isNew && lane.held && !linesUp(claim) && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
       if (lane.started.size < limit && (hasPlace || stuck.mayTake(lane) > 0)) {
-        // A paced attempt is not under way before its time slot.
-        claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
+        claim.underWay = lane.started.join({ since: beginning(claim, now), isReleased })
         turns.leave(lane)
       } else {
         // Without one under way, the tenant's others make room for it.
@@ -185,18 +187,19 @@ export function createLanes({
       if (claim.underWay === null) return undefined
       const lane = laneOf(claim)
       const now = clock()
-      if (turns.of(lane.tenantId)) countStuck(now)
       lane.started.leave(claim.underWay)
       stuck.take(lane, -1)
       paceOf(lane, now)
       // One that took longer than a window, perhaps to its deadline, says nothing about how many more the endpoint could take.
       if (endedAt - claim.underWay.value.since <= WINDOW_MS) lane.window.finished++
       claim.underWay = null
+      // Not before: while it counted as stuck, it could keep its own slot from the others.
+      if (turns.of(lane.tenantId)) countStuck(now)
       const heir = heirOf(lane, now)
       const entry = heir.waiting.shift()
       if (entry === undefined) return undefined
       const isReleased = entry.claim.isProbed
-      entry.claim.underWay = heir.started.join({ since: now, isReleased })
+      entry.claim.underWay = heir.started.join({ since: beginning(entry.claim, now), isReleased })
       stuck.take(heir, 1)
       if (heir.turn) {
         turns.leave(heir)

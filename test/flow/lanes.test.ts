@@ -301,6 +301,19 @@ suite('lanes', () => {
     assert.equal(started.get(busy[1]!)?.length, 1)
   })
 
+  test('an attempt that takes long does not keep the slot that it leaves from an endpoint that waits for it', () => {
+    const { started, admit, finish, tick } = setUp(1)
+    const more = { tenantId: 'one' }
+    admit('busy', 1, more)
+    tick(20)
+    finish('busy', 1)
+    admit('busy', 1, more)
+    assert.equal(admit('other', 1, more).wait, 1)
+    tick(1100)
+    finish('busy', 1)
+    assert.equal(started.get('other')?.length, 1)
+  })
+
   test('an endpoint that waits for a slot of its tenant’s others gives up when they hang', () => {
     const { lanes, other, tick } = crowd()
     other('patient')
@@ -513,6 +526,15 @@ suite('lanes', () => {
     finish('busy', 1)
     tick(500)
     assert.deepEqual([lanes.pace(lane('paced', 'paced')), lanes.pace(lane('busy', 'busy'))], [1, 1])
+  })
+
+  test('nor does one for having waited for its moment in a slot of its tenant’s others', () => {
+    const { lanes, busy, other, finish, tick } = crowd()
+    assert.equal(other('paced', { startAt: 1_001_000 }), 'wait')
+    finish(busy[0]!, 1)
+    tick(900)
+    finish('paced', 1)
+    assert.equal(lanes.pace(lane('crowd', 'paced')), 1)
   })
 
   test('what is released for a slow endpoint starts, also where another worker has kept the place for it', () => {
