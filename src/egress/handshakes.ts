@@ -65,7 +65,9 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
     const before = process.threadCpuUsage()
     const over = (succeeded: boolean) => {
       unwatched--
-      if (!succeeded && cpuMsSince(before) >= SUSPECT_MS) suspiciousUntil = performance.now() + SUSPICIOUS_MS
+      // One that has shown nothing has cost nothing, however much the process did meanwhile.
+      if (!succeeded && tcp.bytesRead > 0 && cpuMsSince(before) >= SUSPECT_MS)
+        suspiciousUntil = performance.now() + SUSPICIOUS_MS
       judge(receiver, succeeded)
     }
     return { stream: tcp, over }
