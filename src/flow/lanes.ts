@@ -141,12 +141,17 @@ export function createLanes({
   const mayLineUp = (lane: Lane, isReleased = false) =>
     lane.turn !== null || (turns.of(lane.tenantId)?.size ?? 0) < stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1)
 
-  /** The lane that gets the slot of an attempt of `lane` that has ended. */
+  /** The lane that gets the slot of an attempt of `lane` that has ended. Hundreds may wait for it, so each standing is asked about once. */
   function heirOf(lane: Lane, now: number): Lane {
+    const room: { [standing in Standing]?: 'none' | 'quick' | 'any' } = {}
+    const roomFor = (other: Lane) => {
+      if (stuck.mayTake(other) <= 0) return 'none'
+      return stuck.spareOf(other.tenantId, contendsAs(other, now)) > 0 ? 'any' : 'quick'
+    }
     for (const other of turns.of(lane.tenantId) ?? []) {
-      const isQuick = other.started.size < paceOf(other, now)
-      const hasRoom = stuck.mayTake(other) > 0 && (isQuick || stuck.spareOf(other.tenantId, contendsAs(other, now)) > 0)
-      if (other.waiting.length > 0 && hasRoom) return other
+      if (other.waiting.length === 0) continue
+      room[other.standing] ??= roomFor(other)
+      if (room[other.standing] === 'any' || (room[other.standing] === 'quick' && paceOf(other, now) > 0)) return other
     }
     return lane
   }
