@@ -56,8 +56,8 @@ export function paceOf(lane: Lane, now: number): number {
 }
 
 /**
- * How many of those it has beyond its pace. What waits for a slot of another endpoint is not stuck in one. An idle lane's window is
- * left to age, so that the lane can be dropped.
+ * By how many it is busy beyond its pace. What waits for a slot of another endpoint is not stuck in one. An idle lane's window is left
+ * to age, so that the lane can be dropped.
  */
 export function stuckIn(lane: Lane, now: number): number {
   const count = lane.turn && taken(lane, now) === 0 ? 0 : busyIn(lane, now)

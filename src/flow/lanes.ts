@@ -135,8 +135,8 @@ export function createLanes({
   const isRoomy = (lane: Lane, now: number) => busyIn(lane, now) <= roomOf(lane, now) / 2
 
   /**
-   * Whether it may wait for a slot of its tenant's others: no more do than there are such slots, so that none waits for long, and as
-   * many for which something is released, or those of which all is held would never have a turn.
+   * Whether it may wait for a slot of its tenant's others: no more do than there are such slots, so that none waits for long; or twice
+   * as many for which something is released, as those of which all is held would never have a turn.
    */
   const mayLineUp = (lane: Lane, isReleased = false) =>
     lane.turn !== null || (turns.of(lane.tenantId)?.size ?? 0) < stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1)
