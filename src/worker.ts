@@ -196,6 +196,7 @@ export async function startWorker(deps: {
     idleMs: STALE_LOOK_MS,
     log,
     async run() {
+      for (const claim of lanes.takeFree()) start(claim)
       const stale = lanes.takeStale()
       if (stale.length > 0) await inHand.hold(stale, { counted: true })
       return false

@@ -45,6 +45,11 @@ export const taken = (lane: Lane, now: number) =>
 /** How many are started, waiting or arriving. */
 export const busyIn = (lane: Lane, now: number) => lane.started.size + arriving(lane, now) + lane.waiting.length
 
+/** A paced attempt is not under way before its time slot. */
+export function begin(lane: Lane, claim: Claim, { isReleased, now }: { isReleased: boolean; now: number }): void {
+  claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
+}
+
 /** How many attempts the endpoint finishes in a window, as far as is known. */
 export function paceOf(lane: Lane, now: number): number {
   const age = now - lane.window.since

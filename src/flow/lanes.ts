@@ -1,6 +1,7 @@
 import { type Claim, linesUp, type Standing } from './claim.ts'
 import {
   arriving,
+  begin,
   busyIn,
   inPatience,
   isFresh,
@@ -24,9 +25,6 @@ const HANGING_MS = 1000
 
 type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
-/** A paced attempt is not under way before its time slot. */
-const beginning = ({ startAt }: Claim, now: number) => Math.max(now, startAt ?? 0)
-
 export type Lanes = {
   /** `start` it now, let it `wait` here for a slot, or `full`: it has to be held. */
   admit(claim: Claim): 'start' | 'wait' | 'full'
@@ -35,6 +33,8 @@ export type Lanes = {
    * endpoint of the tenant. Calling it again for the same attempt does nothing.
    */
   next(claim: Claim, endedAt?: number): Claim | undefined
+  /** The waiting claims that start now in slots that other tenants have left: those for which they wait may be left much later. */
+  takeFree(): Claim[]
   /** Removes and returns the waiting claims that would have to wait longer than expected. */
   takeStale(): Claim[]
   /** Removes and returns all waiting claims. */
@@ -141,19 +141,24 @@ export function createLanes({
   const mayLineUp = (lane: Lane, isReleased = false) =>
     lane.turn !== null || (turns.of(lane.tenantId)?.size ?? 0) < stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1)
 
-  /** The lane that gets the slot of an attempt of `lane` that has ended. Hundreds may wait for it, so each standing is asked about once. */
-  function heirOf(lane: Lane, now: number): Lane {
-    const room: { [standing in Standing]?: 'none' | 'quick' | 'any' } = {}
-    const roomFor = (other: Lane) => {
-      if (stuck.mayTake(other) <= 0) return 'none'
-      return stuck.spareOf(other.tenantId, contendsAs(other, now)) > 0 ? 'any' : 'quick'
+  /** The first in a tenant's line that may have a slot now. */
+  const firstInLine = (tenantId: string, now: number) =>
+    turns.first(tenantId, now, (lane) =>
+      stuck.mayTake(lane) <= 0 ? 'none' : stuck.spareOf(tenantId, contendsAs(lane, now)) > 0 ? 'any' : 'quick',
+    )
+
+  /** Starts the claim of a lane that has waited the longest, if any. */
+  function startFirst(lane: Lane, now: number): Claim | undefined {
+    const claim = lane.waiting.shift()?.claim
+    if (!claim) return undefined
+    const how = { isReleased: claim.isProbed, now }
+    begin(lane, claim, how)
+    stuck.take(lane, 1)
+    if (lane.turn) {
+      turns.leave(lane)
+      stuck.add(lane, stuckIn(lane, now), how)
     }
-    for (const other of turns.of(lane.tenantId) ?? []) {
-      if (other.waiting.length === 0) continue
-      room[other.standing] ??= roomFor(other)
-      if (room[other.standing] === 'any' || (room[other.standing] === 'quick' && paceOf(other, now) > 0)) return other
-    }
-    return lane
+    return claim
   }
 
   return {
@@ -174,7 +179,7 @@ export function createLanes({
       if (isNew && lane.held && !linesUp(claim) && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
       if (lane.started.size < limit && (hasPlace || stuck.mayTake(lane) > 0)) {
-        claim.underWay = lane.started.join({ since: beginning(claim, now), isReleased })
+        begin(lane, claim, { isReleased, now })
         turns.leave(lane)
       } else {
         // Without one under way, the tenant's others make room for it.
@@ -200,18 +205,18 @@ export function createLanes({
       claim.underWay = null
       // Not before: while it counted as stuck, it could keep its own slot from the others.
       if (turns.of(lane.tenantId)) countStuck(now)
-      const heir = heirOf(lane, now)
-      const entry = heir.waiting.shift()
-      if (entry === undefined) return undefined
-      const isReleased = entry.claim.isProbed
-      entry.claim.underWay = heir.started.join({ since: beginning(entry.claim, now), isReleased })
-      stuck.take(heir, 1)
-      if (heir.turn) {
-        turns.leave(heir)
-        stuck.add(heir, stuckIn(heir, now), { isReleased, now })
-      }
+      const next = startFirst(firstInLine(lane.tenantId, now) ?? lane, now)
       if (lane.waiting.length > 0 && lane.started.size === 0) turns.join(lane)
-      return entry.claim
+      return next
+    },
+    takeFree() {
+      const now = clock()
+      countStuck(now)
+      const claims: Claim[] = []
+      for (const tenantId of turns.tenants())
+        for (let lane = firstInLine(tenantId, now); lane; lane = firstInLine(tenantId, now))
+          claims.push(startFirst(lane, now) as Claim)
+      return claims
     },
     takeStale() {
       const now = clock()

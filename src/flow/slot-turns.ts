@@ -1,5 +1,9 @@
 import { Line } from '../line.ts'
-import type { Lane } from './lane.ts'
+import type { Standing } from './claim.ts'
+import { type Lane, paceOf } from './lane.ts'
+
+/** For which endpoints there is a slot. */
+type Room = 'none' | 'quick' | 'any'
 
 /**
  * Where a tenant has all slots that it may have, each that one of its endpoints leaves goes to one that has none. Here these wait for
@@ -11,6 +15,24 @@ export function createSlotTurns() {
   return {
     /** Those of a tenant that wait. */
     of: (tenantId: string): Line<Lane> | undefined => lines.get(tenantId),
+
+    /** Those that have some here. */
+    tenants: (): string[] => [...lines.keys()],
+
+    /**
+     * The first of a tenant's that has something waiting and may have a slot. Hundreds may be here, so `roomFor` is asked about one of
+     * each standing.
+     */
+    first(tenantId: string, now: number, roomFor: (lane: Lane) => Room): Lane | undefined {
+      const room: { [standing in Standing]?: Room } = {}
+      for (const lane of lines.get(tenantId) ?? []) {
+        if (lane.waiting.length === 0) continue
+        room[lane.standing] ??= roomFor(lane)
+        const own = room[lane.standing]
+        if (own === 'any' || (own === 'quick' && paceOf(lane, now) > 0)) return lane
+      }
+      return undefined
+    },
 
     /** Joining twice does nothing. */
     join(lane: Lane): void {

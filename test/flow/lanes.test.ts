@@ -314,6 +314,25 @@ suite('lanes', () => {
     assert.equal(started.get('other')?.length, 1)
   })
 
+  test('an endpoint that waits for a slot of its tenant’s others, which hang, gets one of those that other tenants leave', () => {
+    const { lanes, admit, finish, tick } = setUp(64)
+    const more = { tenantId: 'one' }
+    admit('hangs', 1, more)
+    const others = Array.from({ length: 63 }, (_, nth) => `other ${nth}`)
+    const admitAll = () => assert.ok(others.every((one) => admit(one, 1).start === 1))
+    admitAll()
+    tick(20)
+    for (const one of others) finish(one, 1)
+    admitAll()
+    tick(1)
+    assert.equal(admit('waits', 1, more).wait, 1)
+    finish(others[0]!, 1)
+    assert.deepEqual(lanes.takeFree(), [], 'the last slot is for tenants that have none')
+    finish(others[1]!, 1)
+    assert.equal(lanes.takeFree()[0]?.endpointId, 'waits')
+    assert.deepEqual([lanes.takeFree(), lanes.takeWaiting()], [[], []])
+  })
+
   test('an endpoint that waits for a slot of its tenant’s others gives up when they hang', () => {
     const { lanes, other, tick } = crowd()
     other('patient')
