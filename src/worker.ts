@@ -166,6 +166,7 @@ export async function startWorker(deps: {
         const verdict = isTooMuch ? 'crowding' : lanes.admit(claim)
         if (verdict === 'start') start(claim)
         if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
+        if (verdict === 'line') inHand.lineUp(claim)
         if (verdict === 'full') full.push(claim)
         if (verdict === 'crowding') surplus.push(claim)
       }

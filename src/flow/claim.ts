@@ -54,11 +54,12 @@ export type Claim = {
 export type UnderWay = { since: number; isReleased: boolean }
 
 /** `freeSlot` is null while it has no slot. `isAnswered`: its request is over, its slot free, and its record not stored yet. */
-type Hand = {
+export type Hand = {
   place: Place<ClaimedJob>
   occupy: (tenantId: string) => () => void
   freeSlot: (() => void) | null
   isAnswered: boolean
+  isInLine: boolean
 }
 
 /** What it takes to put a claimed job away. */

@@ -5,7 +5,7 @@ import type { Log } from '../log.ts'
 import { until } from '../pacing.ts'
 import { MissingKey } from '../secrets.ts'
 import { createBatcher } from './batch.ts'
-import type { Claim, ClaimedJob } from './claim.ts'
+import type { Claim, ClaimedJob, Hand } from './claim.ts'
 import { fromClaims, unclaim } from './give-back.ts'
 import { insist } from './insist.ts'
 import { PayloadLate } from './payload.ts'
@@ -28,6 +28,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   const kept = new Line<ClaimedJob>()
   /** How many claims have no slot: those that wait or are being put away, and those that only remain to be recorded. */
   let waiting = 0
+  let inLine = 0
   let answered = 0
   const mostAnswered = Math.floor(UNRECORDED * deps.slots)
 
@@ -42,10 +43,17 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     Object.assign(told, { at: performance.now(), since: 0 })
   }
 
+  function leaveLine(hand: Hand): void {
+    if (!hand.isInLine) return
+    hand.isInLine = false
+    inLine--
+  }
+
   function takeSlot({ tenantId, hand }: ClaimedJob): void {
     if (hand?.freeSlot !== null) return
     hand.freeSlot = hand.occupy(tenantId)
     waiting--
+    leaveLine(hand)
   }
 
   function letGo(claims: ClaimedJob[]): void {
@@ -55,6 +63,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
       if (claim.hand.freeSlot === null) waiting--
       else claim.hand.freeSlot()
       if (claim.hand.isAnswered) answered--
+      leaveLine(claim.hand)
       claim.hand = null
     }
   }
@@ -87,7 +96,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   return {
     /** Takes a claim in hand, without a slot: `takeSlot` gives it one. */
     take(claim: ClaimedJob, occupy: (tenantId: string) => () => void): void {
-      claim.hand = { place: kept.join(claim), occupy, freeSlot: null, isAnswered: false }
+      claim.hand = { place: kept.join(claim), occupy, freeSlot: null, isAnswered: false, isInLine: false }
       waiting++
     },
 
@@ -96,7 +105,17 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
 
     /** A claim waits for its endpoint. If more than `slots` wait already, it takes a slot for that, which slows claiming down. */
     wait(claim: ClaimedJob): void {
-      if (waiting > deps.slots) takeSlot(claim)
+      if (waiting - inLine > deps.slots) takeSlot(claim)
+    },
+
+    /**
+     * The same for a claim that waits for a slot of its tenant, which has all that it may have. Apart from the others, and twice as
+     * many: with slots for that, such a tenant would have even more, and what is another's would not be claimed.
+     */
+    lineUp(claim: Claim): void {
+      if (claim.hand === null) return
+      claim.hand.isInLine = true
+      if (++inLine > 2 * deps.slots) takeSlot(claim)
     },
 
     /**

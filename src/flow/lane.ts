@@ -2,9 +2,11 @@ import { Line, type Place } from '../line.ts'
 import type { Claim, Standing, UnderWay } from './claim.ts'
 
 /** Claims wait in a lane only if they are likely to start within this time; others are held. */
-export const PATIENCE_MS = 300
+const PATIENCE_MS = 300
+/** A claim that has waited this many times as long is held, whatever was expected. */
+const STALE = 4
 /** An endpoint's pace is how many attempts it finished in a window of this length, not counting any that took longer. */
-export const WINDOW_MS = 500
+const WINDOW_MS = 500
 
 /** What a worker has in hand of one endpoint. */
 export type Lane = {
@@ -60,6 +62,13 @@ export function paceOf(lane: Lane, now: number): number {
   return Math.max(lane.lastWindow, lane.window.finished)
 }
 
+export function end(lane: Lane, underWay: Place<UnderWay>, { endedAt, now }: { endedAt: number; now: number }): void {
+  lane.started.leave(underWay)
+  paceOf(lane, now)
+  // One that took longer than a window, perhaps to its deadline, says nothing about how many more the endpoint could take.
+  if (endedAt - underWay.value.since <= WINDOW_MS) lane.window.finished++
+}
+
 /**
  * By how many it is busy beyond its pace. What waits for a slot of another endpoint is not stuck in one. An idle lane's window is left
  * to age, so that the lane can be dropped.
@@ -75,5 +84,18 @@ export function isFresh(lane: Lane, now: number): boolean {
   return oldest === undefined || now - oldest.since <= PATIENCE_MS
 }
 
+/** Whether nothing of the endpoint is here, nor has been for so long that its pace is not known any more. */
+export const isIdle = (lane: Lane, now: number) => busyIn(lane, now) === 0 && now - lane.window.since > 2 * WINDOW_MS
+
 /** How many it finishes within the time for which claims wait. */
 export const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, now) * PATIENCE_MS) / WINDOW_MS)
+
+/** Removes and returns the waiting claims that would have to wait longer than expected. */
+export function takeStaleFrom(lane: Lane, now: number): Claim[] {
+  const keep = isFresh(lane, now) ? lane.waiting.length : 2 * inPatience(lane, now)
+  // The newest are removed, so that those that stay are in order.
+  const stale = lane.waiting.splice(keep)
+  while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - STALE * PATIENCE_MS)
+    stale.push(...lane.waiting.splice(0, 1))
+  return stale.map(({ claim }) => claim)
+}

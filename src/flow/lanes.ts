@@ -3,31 +3,33 @@ import {
   arriving,
   begin,
   busyIn,
+  end,
   inPatience,
   isFresh,
+  isIdle,
   type Lane,
   newLane,
-  PATIENCE_MS,
   paceOf,
   stuckIn,
   taken,
-  WINDOW_MS,
+  takeStaleFrom,
 } from './lane.ts'
 import { createSlotTurns } from './slot-turns.ts'
 import { createStuckSlots } from './stuck-slots.ts'
 
 /** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
 const ARRIVAL_MS = 500
-/** A claim that has waited this many times `PATIENCE_MS` is held, whatever was expected. */
-const STALE = 4
 /** An attempt that has been under way for longer than this is hanging. */
 const HANGING_MS = 1000
 
 type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
 export type Lanes = {
-  /** `start` it now, let it `wait` here for a slot, or `full`: it has to be held. */
-  admit(claim: Claim): 'start' | 'wait' | 'full'
+  /**
+   * `start` it now, let it `wait` here for a slot of its endpoint, or in `line` for one of its tenant's, which has all that it may have,
+   * or `full`: it has to be held.
+   */
+  admit(claim: Claim): 'start' | 'wait' | 'line' | 'full'
   /**
    * The request of an attempt ended at `endedAt`. Returns the waiting claim that takes its place, if any, which may be for another
    * endpoint of the tenant. Calling it again for the same attempt does nothing.
@@ -65,8 +67,7 @@ export type Lanes = {
  *   less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave, and all
  *   of its endpoints at most seven eighths of the slots, those that are not well three quarters; the last slots are for tenants that
- *   have hardly any (flow/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns: each slot that one leaves
- *   goes to one that has none.
+ *   have hardly any (flow/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns (flow/slot-turns.ts).
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
  *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
@@ -84,7 +85,7 @@ export function createLanes({
 }): Lanes {
   const lanes = new Map<string, Lane>()
   const stuck = createStuckSlots(slots)
-  const turns = createSlotTurns()
+  const turns = createSlotTurns(slots)
   let countedAt = 0
 
   function laneOf({ tenantId, endpointId }: Endpoint): Lane {
@@ -139,7 +140,7 @@ export function createLanes({
    * as many for which something is released, as those of which all is held would never have a turn.
    */
   const mayLineUp = (lane: Lane, isReleased = false) =>
-    lane.turn !== null || (turns.of(lane.tenantId)?.size ?? 0) < stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1)
+    turns.mayJoin(lane, stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1))
 
   /** The first in a tenant's line that may have a slot now. */
   const firstInLine = (tenantId: string, now: number) =>
@@ -191,20 +192,19 @@ export function createLanes({
       }
       if (isNew && !lane.turn) stuck.add(lane, 1, { isReleased, now })
       if (claim.underWay && !hasPlace) stuck.take(lane, 1)
-      return claim.underWay ? 'start' : 'wait'
+      return claim.underWay ? 'start' : turns.areTaken && stuck.mayTake(lane) <= 0 ? 'line' : 'wait'
     },
     next(claim, endedAt = clock()) {
       if (claim.underWay === null) return undefined
       const lane = laneOf(claim)
       const now = clock()
-      lane.started.leave(claim.underWay)
-      stuck.take(lane, -1)
-      paceOf(lane, now)
-      // One that took longer than a window, perhaps to its deadline, says nothing about how many more the endpoint could take.
-      if (endedAt - claim.underWay.value.since <= WINDOW_MS) lane.window.finished++
+      end(lane, claim.underWay, { endedAt, now })
       claim.underWay = null
+      stuck.take(lane, -1)
       // Not before: while it counted as stuck, it could keep its own slot from the others.
       if (turns.of(lane.tenantId)) countStuck(now)
+      // Else it is free for every tenant's, and the queue tells whose is next.
+      if (lane.waiting.length === 0) return undefined
       const next = startFirst(firstInLine(lane.tenantId, now) ?? lane, now)
       if (lane.waiting.length > 0 && lane.started.size === 0) turns.join(lane)
       return next
@@ -222,14 +222,9 @@ export function createLanes({
       const now = clock()
       const stale: Claim[] = []
       for (const [endpointId, lane] of lanes) {
-        const keep = isFresh(lane, now) ? lane.waiting.length : 2 * inPatience(lane, now)
-        // The newest are removed, so that those that stay are in order.
-        if (lane.waiting.length > keep) stale.push(...lane.waiting.splice(keep).map(({ claim }) => claim))
-        while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - STALE * PATIENCE_MS) {
-          stale.push((lane.waiting.shift() as Lane['waiting'][number]).claim)
-        }
+        stale.push(...takeStaleFrom(lane, now))
         if (lane.waiting.length + arriving(lane, now) === 0) turns.leave(lane)
-        if (busyIn(lane, now) === 0 && now - lane.window.since > 2 * WINDOW_MS) lanes.delete(endpointId)
+        if (isIdle(lane, now)) lanes.delete(endpointId)
       }
       return stale
     },

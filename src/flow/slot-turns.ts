@@ -6,13 +6,26 @@ import { type Lane, paceOf } from './lane.ts'
 type Room = 'none' | 'quick' | 'any'
 
 /**
- * Where a tenant has all slots that it may have, each that one of its endpoints leaves goes to one that has none. Here these wait for
- * it, each tenant's in the order in which they came.
+ * Of as many slots a tenant's endpoints take turns. Of fewer, so few are left to other tenants that what is theirs, claimed nearly one by
+ * one, would come late behind all that such a tenant would then keep in the queue.
  */
-export function createSlotTurns() {
+const LEAST_SLOTS = 128
+
+/**
+ * Where a tenant has all slots that it may have, each that an endpoint leaves for its own next claim goes to one that has none. Here
+ * these wait for it, each tenant's in the order in which they came.
+ */
+export function createSlotTurns(slots: number) {
   const lines = new Map<string, Line<Lane>>()
 
   return {
+    /** Whether there are enough slots for that. */
+    areTaken: slots >= LEAST_SLOTS,
+
+    /** Whether it may wait here if at most `most` of the tenant's do. */
+    mayJoin: (lane: Lane, most: number): boolean =>
+      lane.turn !== null || (slots >= LEAST_SLOTS && (lines.get(lane.tenantId)?.size ?? 0) < most),
+
     /** Those of a tenant that wait. */
     of: (tenantId: string): Line<Lane> | undefined => lines.get(tenantId),
 
