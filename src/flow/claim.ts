@@ -53,7 +53,10 @@ export type Claim = {
 /** `since`: by performance.now(). `isReleased`: it had been held. */
 export type UnderWay = { since: number; isReleased: boolean }
 
-/** `freeSlot` is null while it has no slot. `isAnswered`: its request is over, its slot free, and its record not stored yet. */
+/**
+ * `freeSlot` is null while it has no slot. `isInLine`: it waits for one of its tenant's. `isAnswered`: its request is over, its slot
+ * free, and its record not stored yet.
+ */
 export type Hand = {
   place: Place<ClaimedJob>
   occupy: (tenantId: string) => () => void

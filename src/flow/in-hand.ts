@@ -20,13 +20,17 @@ const MAX_PUT_AWAY = 1000
 /**
  * What a worker has claimed and not let go of yet, whether under way or waiting for its endpoint or its time slot, and the ways
  * to put it away unsent. If the database is away too long for that, the claims lapse, and the deliveries are claimed again.
- * `slots` is how many may be under way; as many more may wait for their endpoint. `closing` ends all waiting.
+ * `slots` is how many may be under way; as many more may wait for their endpoint, and twice as many for a slot of their
+ * tenant. `closing` ends all waiting.
  */
 export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSignal; log: Log }) {
   const { pool, closing, log } = deps
   /** Claims, not deliveries: when one lapses, this same worker may claim the delivery again. */
   const kept = new Line<ClaimedJob>()
-  /** How many claims have no slot: those that wait or are being put away, and those that only remain to be recorded. */
+  /**
+   * How many claims have no slot: those that wait or are being put away, `inLine` of these for a slot of their tenant, and those that
+   * only remain to be recorded.
+   */
   let waiting = 0
   let inLine = 0
   let answered = 0
