@@ -26,6 +26,7 @@ export type Lane = {
   lastWindow: number
 }
 
+/** A lane with nothing in hand. `now`, here and below, is in milliseconds by the clock of the worker's lanes. */
 export const newLane = (tenantId: string, now: number): Lane => ({
   tenantId,
   started: new Line(),
@@ -38,6 +39,7 @@ export const newLane = (tenantId: string, now: number): Lane => ({
   lastWindow: 0,
 })
 
+/** How many are on their way: none once their time is over. */
 export const arriving = (lane: Lane, now: number) => (lane.arriving.until > now ? lane.arriving.count : 0)
 
 /** How many slots it has, or has places for. */
@@ -47,7 +49,7 @@ export const taken = (lane: Lane, now: number) =>
 /** How many are started, waiting or arriving. */
 export const busyIn = (lane: Lane, now: number) => lane.started.size + arriving(lane, now) + lane.waiting.length
 
-/** A paced attempt is not under way before its time slot. */
+/** An attempt gets under way; a paced one not before its time slot. */
 export function begin(lane: Lane, claim: Claim, { isReleased, now }: { isReleased: boolean; now: number }): void {
   claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
 }
@@ -62,6 +64,7 @@ export function paceOf(lane: Lane, now: number): number {
   return Math.max(lane.lastWindow, lane.window.finished)
 }
 
+/** The request of an attempt is over since `endedAt`. */
 export function end(lane: Lane, underWay: Place<UnderWay>, { endedAt, now }: { endedAt: number; now: number }): void {
   lane.started.leave(underWay)
   paceOf(lane, now)
