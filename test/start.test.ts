@@ -26,6 +26,7 @@ import { verifyStandard } from './support/verify.ts'
 import { waitFor } from './support/wait.ts'
 
 const NOWHERE = 'postgres://waybill:hunter2@127.0.0.1:1/none'
+const MIGRATE = fileURLToPath(new URL('../src/migrate-alone.ts', import.meta.url))
 
 suite('starting', { concurrency: 3 }, () => {
   test('a bad configuration ends the start with 1 and one line per bad variable', async (t) => {
@@ -111,10 +112,17 @@ suite('starting', { concurrency: 3 }, () => {
 
   test('what migrates alone needs no keys, and whoever serves needs it no more', async (t) => {
     const { url: databaseUrl } = await createDatabase(t, { template: null })
-    const script = fileURLToPath(new URL('../src/migrate-alone.ts', import.meta.url))
     const env = { PATH: process.env.PATH, DATABASE_URL: databaseUrl }
-    await promisify(execFile)(process.execPath, [script], { env })
+    await promisify(execFile)(process.execPath, [MIGRATE], { env })
     await startService(t, { databaseUrl, args: ['--no-migrate'] })
+  })
+
+  test('what migrates alone takes no flags, and does nothing when it is given one', async (t) => {
+    const { url, sql } = await createDatabase(t, { template: null })
+    const program = runProgram(t, { main: MIGRATE, args: ['--help'], env: { DATABASE_URL: url } })
+    assert.equal((await program.exited).code, 1)
+    assert.match(program.stderr(), /no flags are taken/)
+    assert.deepEqual([...(await sql`select nspname from pg_namespace where nspname in ('waybill', 'pgboss')`)], [])
   })
 
   test('a database in which another application has jobs is refused, and its jobs are left alone', async (t) => {
