@@ -30,7 +30,11 @@ const getEndpointHealth = createRoute({
           endpoint_id: id('endpoint'),
           window_hours: z.literal(WINDOW_HOURS),
           attempts: count.openapi({ description: 'In the window: this hour and the 23 before it.', example: 40 }),
-          success_rate: rate.openapi({ description: 'Of those attempts; null without any.', example: 0.95 }),
+          success_rate: rate.openapi({
+            description:
+              'Of those attempts; null without any. One that lost its worker (`worker_lost`) counts as failed, though the receiver may have done well.',
+            example: 0.95,
+          }),
           failure_rate: rate.openapi({ example: 0.05 }),
           mean_duration_ms: z.int().min(0).nullable().openapi({
             description: 'Over the attempts that got a status, other than an incomplete 2xx; null if there are none.',

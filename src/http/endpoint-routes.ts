@@ -30,9 +30,10 @@ const endpointRecord = z
     url: z.string().openapi({ example: URL_EXAMPLE }),
     description: z.string().nullable().openapi({ example: 'Billing' }),
     subscribed_events: z.array(z.string()).openapi({ example: ['invoice.paid', 'invoice.voided'] }),
-    is_active: z
-      .boolean()
-      .openapi({ description: 'An inactive endpoint gets no new events; what already waits for it is kept.' }),
+    is_active: z.boolean().openapi({
+      description:
+        'An inactive endpoint gets no deliveries of events that are published meanwhile, not even later; what already waits for it is kept. For a deployment leave it active: what its receiver refuses is sent again.',
+    }),
     max_per_second: z.int().nullable().openapi({ description: 'Null for no limit.', example: 50 }),
     ordered: z.boolean().openapi({ example: false }),
     ...stateFields,
