@@ -28,6 +28,11 @@ export type Pool = Db & {
 
 /** How long a query of a request or a worker may take: less than the request itself (http/deadline.ts). */
 export const PATIENCE_MS = 3000
+/**
+ * After this long without a word from its process a transaction is ended. A process that stands still in the middle of one has locks
+ * that everybody's batches may want, and these must still get through in their own time (PATIENCE_MS).
+ */
+const SILENT_MS = 2000
 /** How long opening a connection may take. */
 const CONNECT_MS = 5000
 
@@ -64,7 +69,7 @@ export function openDb(
     // A tenant's list or sum takes one process of the server, not three: publishing shares its cores.
     max_parallel_workers_per_gather: 0,
     statement_timeout: patienceMs,
-    idle_in_transaction_session_timeout: patienceMs && 10_000,
+    idle_in_transaction_session_timeout: patienceMs && SILENT_MS,
     tcp_keepalives_idle: 5,
     tcp_keepalives_interval: 2,
     tcp_keepalives_count: 5,

@@ -226,6 +226,22 @@ test('a transaction that the database ends takes its connection along', async (t
   assert.deepEqual(await pool`select 7 as n`, [{ n: 7 }])
 })
 
+test('whoever wants what a transaction has whose process stands still gets it in time', async (t) => {
+  const { sql, open } = await start(t)
+  await sql`create table public.things (n int)`
+  await sql`insert into public.things values (0)`
+  const until = Promise.withResolvers<void>()
+  const stands = open().begin(async (own) => {
+    await own`update public.things set n = n + 1`
+    await until.promise
+  })
+  await waitFor(async () => (await sql`select from public.things for update skip locked`).length === 0)
+  await open()`update public.things set n = n + 2`
+  until.resolve()
+  await assert.rejects(stands)
+  assert.deepEqual(await sql`select n from public.things`, [{ n: 2 }])
+})
+
 test('a pool that ends refuses who waits, and ends what is still being opened', { timeout: 10_000 }, async (t) => {
   const { url, open } = await start(t)
   const forwards: (() => void)[] = []
