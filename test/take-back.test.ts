@@ -172,6 +172,24 @@ suite('workers have time to touch their claims', { concurrency: 3 }, () => {
     })
 })
 
+test('a table that is locked for a moment, as vacuum does to cut off its end, is no absence', async (t) => {
+  const { sql, databaseUrl: url, newSession } = await startTenant(t, { mode: 'api' })
+  const session = newSession()
+  const log = createLog('silent')
+  const errors: unknown[] = []
+  const telling = Object.assign(createLog('silent'), { error: (line: unknown) => errors.push(line) })
+  const pool = openDb(url, { log, name: 'test', max: 1 })
+  await session.text('begin; lock table pgboss.job in access exclusive mode')
+  const loop = startTakingBack({ pool, boss: await startBoss(t, url), wake: () => {}, log: telling })
+  cleanUp(t, async () => {
+    await loop.stop()
+    await pool.end()
+  })
+  await waitFor(async () => errors.length > 0 || (await waitingForLocks(sql, 'do %')) > 0, { intervalMs: 1 })
+  await session`commit`
+  assert.deepEqual(errors, [])
+})
+
 test('a claim that is taken back while its touch waits for the database is late', async (t) => {
   const { sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/')

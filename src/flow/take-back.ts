@@ -76,10 +76,14 @@ export function createLeapWatch(clock = () => performance.now()): (clockMs: numb
   }
 }
 
-/** Throws unless claims can be touched at this moment. It does not wait for a lock for which touching them may be waiting, too. */
+/**
+ * Throws unless claims can be touched at this moment. It does not wait for a lock for which touching them may be waiting, too, but
+ * for the moment for which vacuum takes one to cut off the table's empty end.
+ */
 const reach = (pool: Pool) =>
   pool.text(`do $$ begin
-    lock table pgboss.job in row exclusive mode nowait;
+    perform set_config('lock_timeout', '500ms', true);
+    lock table pgboss.job in row exclusive mode;
     if current_setting('transaction_read_only')::boolean then raise read_only_sql_transaction; end if;
   end $$`)
 
