@@ -1,4 +1,4 @@
-import { createCipheriv, createDecipheriv, hash, randomBytes } from 'node:crypto'
+import { createCipheriv, createDecipheriv, createSecretKey, hash, type KeyObject, randomBytes } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 
 const KEY_ID_BYTES = 4
@@ -50,13 +50,21 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
   }
 }
 
-/** Opens sealed secrets, given in hexadecimal, and remembers them: decrypting one takes longer than signing with it. */
-export function cacheOpened(box: SecretBox): (sealed: string, owner: string) => string {
-  const opened = new LRUCache<string, string, { sealed: string; owner: string }>({
+/** The key in a signing secret: its base64 part, decoded (Standard Webhooks). */
+export const signingKey = (secret: string): KeyObject =>
+  createSecretKey(Buffer.from(secret.replace(/^whsec_/, ''), 'base64'))
+
+/**
+ * Opens sealed signing secrets, given in hexadecimal, and remembers their keys: opening one, as well as setting its key up, takes longer
+ * than signing with it.
+ */
+export function cacheKeys(box: SecretBox): (sealed: string, owner: string) => KeyObject {
+  const keys = new LRUCache<string, KeyObject, { sealed: string; owner: string }>({
     max: 10_000,
-    memoMethod: (_key, _stale, { context: { sealed, owner } }) => box.open(Buffer.from(sealed, 'hex'), owner),
+    memoMethod: (_key, _stale, { context: { sealed, owner } }) =>
+      signingKey(box.open(Buffer.from(sealed, 'hex'), owner)),
   })
-  return (sealed, owner) => opened.memo(`${owner} ${sealed}`, { context: { sealed, owner } })
+  return (sealed, owner) => keys.memo(`${owner} ${sealed}`, { context: { sealed, owner } })
 }
 
 /** A new signing secret: `whsec_` and 32 random bytes in base64 (Standard Webhooks). */

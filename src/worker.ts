@@ -20,7 +20,7 @@ import { startTakingBack } from './flow/take-back.ts'
 import { Line } from './line.ts'
 import type { Log } from './log.ts'
 import { createTurns, until } from './pacing.ts'
-import { cacheOpened, type SecretBox } from './secrets.ts'
+import { cacheKeys, type SecretBox } from './secrets.ts'
 import { LAST_WORDS_MS } from './shutdown.ts'
 
 /** A third of the time after which a claim lapses (flow/claim.ts), so that one late touch does not lose the claim. */
@@ -87,7 +87,7 @@ export async function startWorker(deps: {
     sender: deps.sender,
     withPayload: createPayloads({ pool, closing: closing.signal, log }),
     record: insistOn(createRecord({ pool, boss, rules, log }), log),
-    openSecret: cacheOpened(deps.secretBox),
+    keyOf: cacheKeys(deps.secretBox),
     headerPrefix: deps.headerPrefix,
     userAgent: deps.userAgent,
     log,

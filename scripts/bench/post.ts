@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import { Client, Pool } from 'undici'
 import { createSigner } from '../../src/flow/sign.ts'
+import { signingKey } from '../../src/secrets.ts'
 import { AUTHORITY } from '../../test/support/certificates.ts'
 import { nowMicros, serve } from './helper.ts'
 
@@ -19,7 +20,7 @@ export type Posting = {
 const signedHeaders = createSigner('service')
 
 async function post({ origin, inFlight, seconds, payloadBytes, by }: Posting) {
-  const secrets = [`whsec_${Buffer.alloc(32, 7).toString('base64')}`]
+  const keys = [signingKey(`whsec_${Buffer.alloc(32, 7).toString('base64')}`)]
   const data = `{"filler":"${'x'.repeat(payloadBytes - 13)}"}`
   const begun = nowMicros()
   const until = begun + seconds * 1e6
@@ -32,7 +33,7 @@ async function post({ origin, inFlight, seconds, payloadBytes, by }: Posting) {
     const headers = {
       'content-type': 'application/json',
       'user-agent': 'bench',
-      ...signedHeaders({ eventId, deliveryId: eventId, timestampSeconds, body, secrets }),
+      ...signedHeaders({ eventId, deliveryId: eventId, timestampSeconds, body, keys }),
     }
     return { path: '/one', method: 'POST', headers, body } as const
   }

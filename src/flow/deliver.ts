@@ -1,3 +1,4 @@
+import type { KeyObject } from 'node:crypto'
 import type { Outcome, Sender } from '../egress/send.ts'
 import { madeAt } from '../ids.ts'
 import { createIsoTime } from '../iso-time.ts'
@@ -22,7 +23,7 @@ export function createDeliver(deps: {
   sender: Sender
   withPayload: WithPayload
   record: (attempt: AttemptRecord) => Promise<Recorded>
-  openSecret: (sealed: string, owner: string) => string
+  keyOf: (sealed: string, owner: string) => KeyObject
   headerPrefix: string
   userAgent: string
   log: Log
@@ -41,7 +42,7 @@ export function createDeliver(deps: {
         deliveryId: claim.deliveryId,
         timestampSeconds: Math.floor((performance.now() + claim.clockOffsetMs) / 1000),
         body,
-        secrets: claim.secrets.map((sealed) => deps.openSecret(sealed, `${claim.tenantId}/${claim.endpointId}`)),
+        keys: claim.secrets.map((sealed) => deps.keyOf(sealed, `${claim.tenantId}/${claim.endpointId}`)),
       }),
     }
     // It may be late where the process was stopped meanwhile, or its event loop was.

@@ -4,6 +4,7 @@ import type { Outcome } from '../../src/egress/send.ts'
 import type { Claim } from '../../src/flow/claim.ts'
 import { createDeliver } from '../../src/flow/deliver.ts'
 import { createLog } from '../../src/log.ts'
+import { signingKey } from '../../src/secrets.ts'
 
 /** Makes attempts that all fail, and notes their headers and how many seconds each retry is to wait at least. */
 function setUp(answer: Partial<Outcome> = {}) {
@@ -33,7 +34,7 @@ function setUp(answer: Partial<Outcome> = {}) {
       if (verdict.kind === 'failed') waits.push(verdict.notBeforeSeconds)
       return { settled: true, nextAttemptAt: null, held: false }
     },
-    openSecret: () => 'whsec_c2VjcmV0',
+    keyOf: () => signingKey('whsec_c2VjcmV0'),
     headerPrefix: 'service',
     userAgent: 'test',
     log: createLog('silent'),

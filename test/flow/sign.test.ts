@@ -3,6 +3,7 @@ import { readFile } from 'node:fs/promises'
 import { test } from 'node:test'
 import { Webhook } from 'standardwebhooks'
 import { createSigner } from '../../src/flow/sign.ts'
+import { signingKey } from '../../src/secrets.ts'
 
 type Vector = {
   name: string
@@ -31,7 +32,7 @@ for (const { name, secret, msg_id, timestamp, payload, payload_repeat, expected 
       deliveryId: 'dlv_1',
       timestampSeconds: timestamp,
       body,
-      secrets: [secret],
+      keys: [signingKey(secret)],
     })
     assert.equal(headers['webhook-signature'], expected)
   })
@@ -43,7 +44,7 @@ const headersFor = (secrets: string[], now = Math.floor(Date.now() / 1000)) =>
     deliveryId: 'dlv_1',
     timestampSeconds: now,
     body: '{"a":1}',
-    secrets,
+    keys: secrets.map(signingKey),
   })
 
 test('an attempt names its event, its delivery and its time under the operator’s prefix and under the standard names', () => {
