@@ -1,5 +1,6 @@
 import type { Db, Pool } from '../db/open.ts'
 import type { Place } from '../line.ts'
+import { followClock } from './database-clock.ts'
 
 /** First attempts and retries are claimed separately, so that neither can starve the other. */
 export type Kind = 'first' | 'retry'
@@ -120,7 +121,7 @@ type Lead = {
  * which only what is preferred may start.
  */
 export function createClaim(pool: Pool, monthlyAttempts: number) {
-  let clockOffsetMs = 0
+  const follow = followClock()
   return async (asking: { kind: Kind; thorough: boolean; max: number; crowding?: string[] }): Promise<Claimed> => {
     const asked = performance.now()
     const rows = await pool<Row[]>`
@@ -133,9 +134,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
         case when leads then date_part('epoch', now) * 1000 end as now_ms, more
       from waybill.claim_due(${asking.kind === 'retry'}, ${asking.thorough}, ${asking.max}, ${monthlyAttempts}, ${asking.crowding ?? []}::text[])`
     const now = rows.find((row) => row.now_ms !== null)?.now_ms
-    // The offset lies between these bounds. It changes only if they force it, so that a slow answer does not move it.
-    if (now) clockOffsetMs = Math.min(Math.max(clockOffsetMs, now - performance.now()), now - asked)
-    return sortOut(rows, { clockOffsetMs, asked })
+    return sortOut(rows, { clockOffsetMs: now ? follow(now, asked).ahead : 0, asked })
   }
 }
 

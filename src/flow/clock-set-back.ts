@@ -1,9 +1,10 @@
 import type { Pool } from '../db/open.ts'
 import { DEAD_LETTERS, DELIVERIES } from '../queue.ts'
+import { clockOf, followClock } from './database-clock.ts'
 import { createThoroughness } from './thorough.ts'
 import { MAX_RETRY_AFTER_SECONDS } from './verdict.ts'
 
-/** How far the database's clock must have gone back for jobs to be looked at: a slow answer looks like a step back. */
+/** How far the database's clock must have gone back for jobs to be looked at. */
 const SET_BACK_MS = 3000
 const MAX_BATCH = 2000
 
@@ -15,36 +16,23 @@ const MAX_BATCH = 2000
  * the time, as a leap and its correction between two calls go unnoticed. `longestWaitSeconds`: how far ahead a probe may be due.
  */
 export function createClockMender(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
-  let ahead = -Infinity
+  const follow = followClock()
   let isMended = true
   const look = createThoroughness()
-
-  /** Whether the database's clock has gone back since the last call. */
-  async function wasSetBack(): Promise<boolean> {
-    const clockMs = await clockOf(pool)
-    const before = ahead
-    ahead = clockMs - performance.now()
-    return ahead < before - SET_BACK_MS
-  }
 
   return async () => {
     await pool`delete from waybill.rate_windows where window_start > now() + interval '1 second'`
     await mendEndpoints(pool, longestWaitSeconds)
     await mendSchedules(pool)
     await mendDeadLetters(pool)
-    if (await wasSetBack()) isMended = false
+    const askedMs = performance.now()
+    if (follow(await clockOf(pool), askedMs).moved < -SET_BACK_MS) isMended = false
     await look(async (thorough) => {
       // A thorough look that fails is not repeated before its time, as no leap is known of.
       for (let isDone = isMended && !thorough; !isDone; ) isDone = (await mendJobs(pool)) < MAX_BATCH
       isMended = true
     })
   }
-}
-
-/** What the database's clock shows, in milliseconds since 1970. */
-export async function clockOf(pool: Pool): Promise<number> {
-  const [clock] = await pool<[{ now: Date }]>`select clock_timestamp() as now`
-  return clock.now.getTime()
 }
 
 async function mendEndpoints(pool: Pool, longestWaitSeconds: number): Promise<void> {

@@ -3,7 +3,7 @@ import type { Db, Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DELIVERIES } from '../queue.ts'
 import { LAPSE_MS } from './claim.ts'
-import { clockOf } from './clock-set-back.ts'
+import { clockOf, followClock } from './database-clock.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createThoroughness } from './thorough.ts'
 
@@ -13,7 +13,10 @@ const LOOK_MS = 1000
  * take to touch their claims, which they could not do meanwhile.
  */
 const AFTER_ABSENCE_MS = 5000
-/** After a leap of up to this much, a worker that touches its claims every 3 seconds still does so in time. */
+/**
+ * After a leap of the database's clock, as by a failover to a machine whose clock is ahead, every claim seems untouched for that long.
+ * If it is no more than this, a worker that touches its claims every 3 seconds still does so in time.
+ */
 const MAX_LEAP_MS = 3000
 /** A delivery that loses this many workers in a row may be the cause: it waits as after a failure, apart from the others. */
 const SUSPECT = 3
@@ -34,7 +37,7 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
     lookFrom = performance.now() + AFTER_ABSENCE_MS
   }
   wait()
-  const hasLeapt = createLeapWatch()
+  const follow = followClock()
   const look = createThoroughness()
   return startLoop({
     name: 'take-back',
@@ -45,7 +48,7 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
         // Also while this waits: the absence may go on, and workers need their time from its end on.
         await reach(pool)
         const askedMs = performance.now()
-        if (hasLeapt(await clockOf(pool), askedMs)) wait()
+        if (follow(await clockOf(pool), askedMs).moved > MAX_LEAP_MS) wait()
         return performance.now() < lookFrom ? [] : await takeBack(pool, boss, thorough)
       }).catch((error: unknown) => {
         wait()
@@ -58,22 +61,6 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
       return true
     },
   })
-}
-
-/**
- * The returned function tells whether the database's clock has advanced by more than the time since its last call, as after a
- * failover to a machine whose clock is ahead: every claim would seem untouched for that long. The clock showed `clockMs` when it
- * was read, at some time after `askedMs` by this process's `clock`. All are in milliseconds.
- */
-export function createLeapWatch(clock = () => performance.now()): (clockMs: number, askedMs: number) => boolean {
-  let ahead: number | undefined
-  return (clockMs, askedMs) => {
-    const before = ahead
-    // By how much it is ahead lies between these bounds, which are far apart if the answer was late.
-    const [least, most] = [clockMs - clock(), clockMs - askedMs]
-    ahead = Math.min(Math.max(before ?? least, least), most)
-    return before !== undefined && ahead - before > MAX_LEAP_MS
-  }
 }
 
 /**
