@@ -24,16 +24,28 @@ type Counts = Record<Standing, number>
 type Whose = { tenantId: string; standing: Standing }
 const nothing = (): Counts => ({ failing: 0, unsure: 0, good: 0 })
 
+/** Counts in all, and of each tenant. */
+type Tally = { all: Counts; byTenant: Map<string, Counts> }
+const newTally = (): Tally => ({ all: nothing(), byTenant: new Map() })
+const ofTenant = ({ byTenant }: Tally, tenantId: string) => byTenant.get(tenantId) ?? nothing()
+
+function addTo(tally: Tally, { tenantId, standing }: Whose, count: number): void {
+  const own = ofTenant(tally, tenantId)
+  tally.byTenant.set(tenantId, own)
+  for (const one of noWorseThan(standing)) {
+    tally.all[one] += count
+    own[one] += count
+  }
+}
+
 /**
  * How many slots of this process are stuck, and for whom, and how many each tenant has taken. Usually all endpoints contend for all
  * slots. When the worker is strained, because endpoints of hundreds of tenants hang, an endpoint contends with those that are no
  * better for a part of them, so that those that are well do not wait for the others.
  */
 export function createStuckSlots(slots: number) {
-  let stuck = nothing()
-  let stuckBy = new Map<string, Counts>()
-  let taken = nothing()
-  let takenBy = new Map<string, Counts>()
+  let stuck = newTally()
+  let taken = newTally()
   let strainedUntil = -Infinity
 
   const last = Math.floor(slots * LAST_PART)
@@ -42,41 +54,26 @@ export function createStuckSlots(slots: number) {
   const slotsFor = (standing: Standing) => Math.ceil(slots * PARTS[standing])
 
   /** How many of them are not stuck. */
-  const free = (standing: Standing) => Math.min(...noWorseThan(standing).map((one) => slotsFor(one) - stuck[one]))
+  const free = (standing: Standing) => Math.min(...noWorseThan(standing).map((one) => slotsFor(one) - stuck.all[one]))
 
   const isStrained = (now: number) => now < strainedUntil
 
   return {
     /** Starts anew. */
     clear(): void {
-      stuck = nothing()
-      stuckBy = new Map()
-      taken = nothing()
-      takenBy = new Map()
+      stuck = newTally()
+      taken = newTally()
     },
 
     /** `count` more are taken, stuck or not. */
-    take({ tenantId, standing }: Whose, count: number): void {
-      const own = takenBy.get(tenantId) ?? nothing()
-      takenBy.set(tenantId, own)
-      for (const one of noWorseThan(standing)) {
-        taken[one] += count
-        own[one] += count
-      }
-    },
+    take: (whose: Whose, count: number): void => addTo(taken, whose, count),
 
     /**
      * `count` more are stuck. What was released for an endpoint always counts for its standing. The rest does so in a strained worker
      * only: retries of a single tenant would keep everybody's probes from being released.
      */
     add({ tenantId, standing }: Whose, count: number, { isReleased, now }: { isReleased: boolean; now: number }): void {
-      if (count === 0) return
-      const own = stuckBy.get(tenantId) ?? nothing()
-      stuckBy.set(tenantId, own)
-      for (const one of noWorseThan(isReleased || isStrained(now) ? standing : 'good')) {
-        stuck[one] += count
-        own[one] += count
-      }
+      if (count > 0) addTo(stuck, { tenantId, standing: isReleased || isStrained(now) ? standing : 'good' }, count)
     },
 
     /** Tells how many attempts are hanging. */
@@ -85,7 +82,7 @@ export function createStuckSlots(slots: number) {
     },
 
     /** How many slots a tenant has taken. */
-    takenBy: (tenantId: string): number => takenBy.get(tenantId)?.good ?? 0,
+    takenBy: (tenantId: string): number => ofTenant(taken, tenantId).good,
 
     isStrained,
 
@@ -93,16 +90,16 @@ export function createStuckSlots(slots: number) {
 
     /** How many more a tenant may take for an endpoint. */
     mayTake({ tenantId, standing }: Whose): number {
-      const own = takenBy.get(tenantId) ?? nothing()
+      const own = ofTenant(taken, tenantId)
       const most = Math.min(...noWorseThan(standing).map((one) => Math.ceil(slots * TENANT_PARTS[one]) - own[one]))
       if (last === 0) return most
-      const left = (one: Standing) => slotsFor(one) - taken[one] - last
+      const left = (one: Standing) => slotsFor(one) - taken.all[one] - last
       return Math.max(last - own.good, Math.min(most, left('good'), standing === 'good' ? Infinity : left('unsure')))
     },
 
     /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */
     spareOf(tenantId: string, standing: Standing): number {
-      const own = stuckBy.get(tenantId) ?? nothing()
+      const own = ofTenant(stuck, tenantId)
       const half = (one: Standing) => Math.max(1, Math.floor((free(one) + own[one]) / 2))
       const spare = Math.min(...noWorseThan(standing).map((one) => half(one) - own[one]))
       return standing === 'good' ? spare : Math.min(spare, free(standing))
