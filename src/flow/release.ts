@@ -67,11 +67,11 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
 
 /**
  * Endpoints whose held deliveries may go out. If there are more than one look can take, tenants take turns, as one may have thousands
- * for which there is no room. A tenant's probes go in the order in which they are due. Of different tenants, first comes the one all
- * of whose probes are due the soonest, which is about the one that was probed the longest ago: one with dozens of endpoints that hang
- * always has one that has long been due. Among the others, with which probes take turns, chance decides. Where one delivery of an
- * ordered endpoint is under way, or waits for its retry, none has a turn. One that has answered counts as failing only if it goes on
- * failing: those that hang may fill the slots of that standing for minutes.
+ * for which there is no room. A tenant's probes go in the order in which they are due. Of different tenants, first comes the one whose
+ * last probe failed the longest ago, and none is under way: one with dozens of endpoints that hang always has one that has long been
+ * due. Among the others, with which probes take turns, chance decides. Where one delivery of an ordered endpoint is under way, or waits
+ * for its retry, none has a turn. One that has answered counts as failing only if it goes on failing: those that hang may fill the
+ * slots of that standing for minutes.
  */
 const findCandidates = (pool: Pool) => pool<Candidate[]>`
   with held as (
@@ -86,8 +86,9 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
   ), own as (
     select *, row_number() over (partition by tenant_id, is_probe order by due, random()) as nth from held
   ), probed as (
-    -- The later a tenant was probed, the later, mostly, the latest of its next probes.
-    select tenant_id, max(next_probe_at) as latest from waybill.endpoint_stats where held > 0 and breaker = 'open' group by tenant_id
+    -- When the next one is due says little: what has been failing for long is probed the least often.
+    select tenant_id, max(case when probing is not null and next_probe_at > now() then now() else last_failure_at end) as latest
+    from waybill.endpoint_stats where held > 0 and breaker = 'open' group by tenant_id
   ), placed as (
     select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place
     from own left join probed using (tenant_id)

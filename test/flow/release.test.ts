@@ -50,12 +50,14 @@ test('a tenant’s probes are asked for in the order in which they are due, and 
     with e as (
       insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
       select tenant, gen_random_uuid(), nth, array['*'], ''
-      from unnest(array['acme', 'other']) tenant, generate_series(0, 40) nth where tenant = 'acme' or nth in (7, 8) returning *
+      from unnest(array['acme', 'other']) tenant, generate_series(0, 40) nth where tenant = 'acme' or nth in (0, 7, 8) returning *
     )
-    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, failure_streak, breaker, next_probe_at)
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, failure_streak, breaker, next_probe_at, last_failure_at)
     select tenant_id, endpoint_id, 1, 1, 10, case when url::int > 20 then 'closed' else 'open' end::waybill.breaker,
-      -- One has just been probed.
-      case when url::int <= 20 then now() - coalesce(nullif(url::int, 0), -60) * interval '1 second' end from e`
+      -- Each has one that has been probed since the others; where that has long been failing, its next probe comes much later.
+      case when url::int between 1 and 20 then now() - url::int * interval '1 second'
+        when url::int = 0 then now() + case when tenant_id = 'acme' then 5 else 280 end * interval '1 second' end,
+      now() - case when url::int > 0 then 60 when tenant_id = 'acme' then 5 else 20 end * interval '1 second' from e`
   const endpoints = await sql<{ id: string; name: string; nth: number }[]>`
     select endpoint_id as id, tenant_id as name, url::int as nth from waybill.endpoints where url <> '0'`
   const asked: { name: string; nth: number }[] = []
