@@ -213,9 +213,14 @@ export function createLanes({
       const now = clock()
       countStuck(now)
       const claims: Claim[] = []
-      for (const tenantId of turns.tenants())
-        for (let lane = firstInLine(tenantId, now); lane; lane = firstInLine(tenantId, now))
-          claims.push(startFirst(lane, now) as Claim)
+      // One each, or the first tenant would have all that is left, again and again.
+      for (let before = -1; before < claims.length; ) {
+        before = claims.length
+        for (const tenantId of turns.tenants()) {
+          const lane = firstInLine(tenantId, now)
+          if (lane) claims.push(startFirst(lane, now) as Claim)
+        }
+      }
       return claims
     },
     takeStale() {

@@ -321,6 +321,27 @@ suite('lanes', () => {
     assert.deepEqual([lanes.takeFree(), lanes.takeWaiting()], [[], []])
   })
 
+  test('tenants whose endpoints wait for slots take turns with those that others leave', () => {
+    const { lanes, admit, finish, tick } = setUp(128)
+    const tenants = ['one', 'two']
+    for (const tenantId of tenants) admit(`hangs ${tenantId}`, 2, { tenantId })
+    const others = Array.from({ length: 124 }, (_, nth) => `other ${nth}`)
+    const admitAll = () => assert.ok(others.every((one) => admit(one, 1).start === 1))
+    admitAll()
+    tick(20)
+    for (const one of others) finish(one, 1)
+    admitAll()
+    tick(1)
+    for (const tenantId of tenants)
+      for (const nth of [1, 2]) assert.equal(admit(`waits ${tenantId} ${nth}`, 1, { tenantId }).wait, 1)
+    for (const one of others.slice(0, 4)) finish(one, 1)
+    // The last two are for tenants that have none.
+    assert.deepEqual(
+      lanes.takeFree().map(({ tenantId }) => tenantId),
+      tenants,
+    )
+  })
+
   test('an endpoint that waits for a slot of its tenant’s others gives up when they hang', () => {
     const { lanes, other, tick } = crowd()
     other('patient')
