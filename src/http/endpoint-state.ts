@@ -44,7 +44,7 @@ export function renderState({ is_active, inactive_reason, inactive_since, stats 
   if (stats?.breaker === 'open') {
     // Without `failing_since` a probe has just succeeded, and the breaker has not moved yet.
     const reason = stats.failing_since
-      ? `failed ${stats.failure_streak} times in a row since ${new Date(stats.failing_since).toISOString()}`
+      ? `failed ${stats.failure_streak === 1 ? 'once' : `${stats.failure_streak} times in a row`} since ${new Date(stats.failing_since).toISOString()}`
       : 'its recovery is being recorded'
     return stands('failing', reason, since, moment(stats.next_probe_at))
   }
