@@ -103,7 +103,7 @@ begin
     from unnest(tenants, bundles, deliveries) as u (tenant_id, bundle, id) join pgboss.job j on j.id = u.bundle
     where j.name = 'deliveries' and j.id = any(jobs) and j.state = 'active' and j.data -> 'ids' ? u.id::text
       and d.tenant_id = u.tenant_id and d.delivery_id = u.id and d.bundle = u.bundle and not d.held
-      and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)])
+      and d.delivery_id between sorted[1] and sorted[cardinality(sorted)]
     returning u.id, u.bundle
   )
   insert into pgboss.job (id, name, data, priority, state, start_after, created_on, started_on, heartbeat_on, keep_until, expire_seconds,

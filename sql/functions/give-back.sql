@@ -66,7 +66,7 @@ begin
     into lost
     from (select * from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n) where n > 0 and id = any(finished)) c
     join waybill.deliveries d on d.tenant_id = c.tenant_id and d.delivery_id = c.id
-      and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)])
+      and d.delivery_id between sorted[1] and sorted[cardinality(sorted)]
     join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
     where d.status in ('pending', 'retrying') and d.earlier_attempts + c.n > d.attempt_count;
     if lost.n > 0 then
@@ -74,7 +74,7 @@ begin
       perform from waybill.deliveries d join unnest(tenants, deliveries) as c (tenant_id, id)
         on d.tenant_id = c.tenant_id and d.delivery_id = c.id
       where c.id = any(finished)
-        and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)])
+        and d.delivery_id between sorted[1] and sorted[cardinality(sorted)]
       order by d.delivery_id for no key update of d;
       -- All endpoints, or those without a lost attempt would be locked out of order when what is held is counted: every deadlock
       -- keeps whoever publishes to them waiting for a second. The table before the counters' rows, as in waybill.rebase_queue.
@@ -89,7 +89,7 @@ begin
   update waybill.deliveries d set held = true, bundle = null, spent_retries = c.n, next_attempt_at = null, updated_at = now()
   from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n)
   where c.id = any(finished) and d.tenant_id = c.tenant_id and d.delivery_id = c.id
-    and d.delivery_id between waybill.first_delivery_id(sorted[1]) and waybill.last_delivery_id(sorted[cardinality(sorted)]);
+    and d.delivery_id between sorted[1] and sorted[cardinality(sorted)];
   perform waybill.count_held(held_tenants, held_endpoints, array_fill(1, array[cardinality(held_tenants)]));
   -- A probe for which there was no room is due again soon, not when its lease ends, and remains the next one.
   update waybill.endpoint_stats s set next_probe_at = now() + interval '1 second'

@@ -112,8 +112,8 @@ as $$
 declare
   ids constant uuid[] := array(select id from unnest(deliveries) as u (id) order by id);
   -- The bounds by which their partitions are found.
-  first_id constant uuid := waybill.first_delivery_id(ids[1]);
-  last_id constant uuid := waybill.last_delivery_id(ids[cardinality(ids)]);
+  first_id constant uuid := ids[1];
+  last_id constant uuid := ids[cardinality(ids)];
 begin
   merge into waybill.deliveries d
   using unnest(tenants, deliveries, fences, attempt_numbers, recorded_attempts, statuses, reasons, next_attempts, started,
@@ -152,7 +152,7 @@ begin
   from unnest(tenants, deliveries, fences, attempt_numbers, started) as r (tenant_id, delivery_id, fence, attempt_number, started_at)
   where r.started_at is null and (finished is null or r.fence is null or r.delivery_id = any(finished))
     and a.tenant_id = r.tenant_id and a.delivery_id = r.delivery_id and a.attempt_number = r.attempt_number - 1
-    and a.delivery_id between waybill.first_delivery_id(ids[1]) and waybill.last_delivery_id(ids[cardinality(ids)])
+    and a.delivery_id between ids[1] and ids[cardinality(ids)]
     and a.retry_state = 'will_retry';
 end $$;
 

@@ -55,7 +55,7 @@ async function settle(sql: Db, boss: PgBoss, jobs: Job[]): Promise<DeadLetter[]>
   const tenants = jobs.map((job) => job.data?.tenant_id ?? null)
   const deliveries = jobs.map((job) => job.data?.delivery_id ?? job.sourceId ?? job.id)
   const sorted = deliveries.toSorted()
-  const within = fragment`d.delivery_id between waybill.first_delivery_id(${sorted[0] as string}) and waybill.last_delivery_id(${sorted.at(-1) as string})`
+  const within = fragment`d.delivery_id between ${sorted[0] as string} and ${sorted.at(-1) as string}`
   await sql`
     with failed as (
       delete from pgboss.job where name = ${DELIVERIES} and id = any(${deliveries}::uuid[]) and state = 'failed'

@@ -110,5 +110,5 @@ async function waitForRetry(sql: Db, failed: Lapsed[]): Promise<void> {
     )
     update waybill.deliveries d set next_attempt_at = w.start_after, updated_at = now() from waiting w
     where d.tenant_id = w.tenant_id and d.delivery_id = w.id
-      and d.delivery_id between waybill.first_delivery_id(${ids[0] as string}) and waybill.last_delivery_id(${ids.at(-1) as string})`
+      and d.delivery_id between ${ids[0] as string} and ${ids.at(-1) as string}`
 }
