@@ -518,6 +518,17 @@ suite('pace and order', { concurrency: 3 }, () => {
     assert.ok(before?.count < 600, `${before?.count} stand before it`)
   })
 
+  test('what is published at once to many endpoints does not stand in one turn, nor does what comes next', async (t) => {
+    const { sql, tenant } = await start(t)
+    for (let nth = 0; nth < 16; nth++) await tenant.createEndpoint('http://127.0.0.1:9/hook')
+    await publishMany(sql, tenant.tenantId, 64)
+    const turns = await sql`
+      select sum(jsonb_array_length(data -> 'ids'))::int as deliveries from pgboss.job where name = 'deliveries' group by priority`
+    assert.deepEqual(Math.max(...turns.map(({ deliveries }) => deliveries)), 64)
+    const [next] = await sql`select min(tag) as tag from waybill.endpoint_stats`
+    assert.equal(next?.tag, 16)
+  })
+
   test('a tenant whose backlog is released from many endpoints has one turn all the same', async (t) => {
     const { sql, tenant } = await start(t)
     for (let nth = 0; nth < 8; nth++) await tenant.createEndpoint('http://127.0.0.1:9/hook')

@@ -74,7 +74,33 @@ test('a lone event is stored and answered as a batch would be', async (t) => {
   const all = await stored(sql, 'alone')
   assert.ok(all?.jobs?.length === 3)
   assert.deepEqual(all, await stored(sql, 'batch'))
-  assert.equal((all.jobs[0] as { data: { tag: number } }).data.tag, 2.5 + (60 + 64 + 10) / 64 / 64)
+  assert.equal((all.jobs[0] as { data: { tag: number } }).data.tag, 2.5 + (60 + 64 + 10 + 1) / 64 / 64)
+})
+
+test('what comes to an endpoint takes its part of a turn once: of however many kinds, and not again where it is repeated', async (t) => {
+  const { sql } = await createDatabase(t)
+  const limits = JSON.stringify(NO_LIMITS)
+  const publish = async (how: string, events: { type: string; key: string | null }[]) => {
+    const [types, keys] = [events.map(({ type }) => type), events.map(({ key }) => key)]
+    const payloads = types.map(() => '{}')
+    await (how === 'plain'
+      ? sql`select from waybill.publish_plain(${how}, ${types}::text[], ${payloads}::text[], ${keys}::text[], ${limits})`
+      : sql`select from waybill.publish(${types.map(() => how)}::text[], ${types}::text[], ${payloads}::text[], ${keys}::text[], ${limits})`)
+  }
+  const waiting = async () => [...(await sql`select pending::int, tag from waybill.endpoint_stats`)]
+  for (const how of ['plain', 'batch']) {
+    await insertEndpoint(sql, { tenant: how })
+    for (const n of [60, 100])
+      await publish(
+        how,
+        Array.from({ length: n }, (_, nth) => ({ type: `kind ${nth}`, key: null })),
+      )
+    assert.deepEqual(await waiting(), [{ pending: 160, tag: 160 / 64 }])
+    await sql`truncate waybill.endpoint_stats`
+  }
+  for (let nth = 0; nth < 3; nth++) await insertEndpoint(sql, { tenant: 'repeats' })
+  await publish('repeats', Array(100).fill({ type: 'a', key: 'same' }))
+  assert.deepEqual(await waiting(), Array(3).fill({ pending: 1, tag: 1 / 64 }))
 })
 
 /** The shape of what is stored of a tenant: everything but ids, times, and which of an event's deliveries come first. */

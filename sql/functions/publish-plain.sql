@@ -58,16 +58,21 @@ begin
   -- 3. Match.
   select array_agg(event_type) as types, array_agg(endpoint_id) as endpoints, array_agg(greatest(s.tag, clock.tag)) as tags,
     bool_or(ordered or max_per_second is not null or coalesce(held > 0 or breaker <> 'closed', false)) as holds, max(clock.tag) as clock,
-    (select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 from waybill.endpoint_stats b
-      where b.tenant_id = tenant and b.pending + b.retrying > b.held) as step
+    greatest(1, (
+      coalesce((select sum(least(64, b.pending + b.retrying - b.held)) from waybill.endpoint_stats b
+        where b.tenant_id = tenant and b.pending + b.retrying > b.held), 0)
+      + round(sum(many * least(n, 64 - least(64, coalesce(pending + retrying, 0)))) / n)) / 64.0) / 64.0 as step
   into match
   -- Each kind once: Postgres compares each of them with each type that an endpoint lists.
-  from (select array_agg(distinct event_type) as kinds from unnest(types) as u (event_type)) t
+  from (
+    select array_agg(event_type) as kinds, array_agg(many) as counts
+    from (select event_type, count(*) as many from unnest(types) as u (event_type) group by event_type) kind
+  ) t
   cross join lateral (
     select * from waybill.endpoints where tenant_id = tenant and is_active and subscribed_events && ('*'::text || kinds) offset 0
   ) e
   cross join lateral (
-    select event_type from unnest(kinds) as kind (event_type)
+    select event_type, many from unnest(kinds, counts) as kind (event_type, many)
     where '*' = any(subscribed_events) or event_type in (select unnest(subscribed_events)) offset 0
   ) k
   left join lateral (

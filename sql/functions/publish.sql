@@ -70,6 +70,8 @@ declare
   match_held boolean[];
   match_tags float8[];
   match_steps float8[];
+  -- The same without what is new.
+  match_old_steps float8[];
   -- The deliveries.
   new_items int[];
   new_tenants text[];
@@ -133,32 +135,45 @@ begin
   end if;
 
   -- 3. Match. Where deliveries are held, paced or ordered, new ones are held too, behind them.
-  select array_agg(t.tenant_id), array_agg(k.event_type), array_agg(e.endpoint_id),
-    array_agg(coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null),
-    array_agg(greatest(s.tag, clock.tag)), array_agg(turn.step), max(clock.tag)
-  into match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, clock_tag
+  select array_agg(tenant_id), array_agg(event_type), array_agg(endpoint_id), array_agg(is_held), array_agg(tag),
+    array_agg(greatest(1, (waiting + coming) / 64.0) / 64.0), array_agg(greatest(1, waiting / 64.0) / 64.0), max(clock)
+  into match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, match_old_steps, clock_tag
   from (
-    select tenant_id, array_agg(distinct event_type) as kinds
-    from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null or out = 'key_lost' group by tenant_id
-  ) t
-  -- A tenant's turn is shared by its endpoints with a backlog: one of 64 counts in full, a smaller one in proportion.
-  cross join lateral (
-    select greatest(1, sum(least(64, b.pending + b.retrying - b.held)) / 64.0) / 64.0 as step from waybill.endpoint_stats b
-    where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held offset 0
-  ) turn
-  -- Each endpoint once, and not once for each kind: a long list of event types is stored apart, and fetching it takes longest.
-  cross join lateral (
-    select * from waybill.endpoints e
-    where e.tenant_id = t.tenant_id and e.is_active and e.subscribed_events && (t.kinds || '*'::text) offset 0
-  ) e
-  cross join lateral (
-    select event_type from unnest(t.kinds) as kind (event_type)
-    where '*' = any(e.subscribed_events) or event_type in (select unnest(e.subscribed_events)) offset 0
-  ) k
-  left join lateral (
-    select * from waybill.endpoint_stats s where s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id offset 0
-  ) s on true
-  cross join waybill.queue_clock clock;
+    select t.tenant_id, event_type, e.endpoint_id, is_held, greatest(s.tag, clock.tag) as tag, clock.tag as clock, waiting,
+      coalesce(round(sum(many * least(total, 64 - least(64, coalesce(s.pending + s.retrying, 0)))) filter (where not is_held)
+        over (partition by t.tenant_id) / total), 0) as coming
+    from (
+      select tenant_id, array_agg(event_type) as kinds, array_agg(many) as counts, nullif(sum(many), 0) as total
+      from (
+        -- What has lost its key makes no deliveries.
+        select tenant_id, event_type, count(*) filter (where out is null) as many
+        from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null or out = 'key_lost'
+        group by tenant_id, event_type
+      ) kind group by tenant_id
+    ) t
+    -- A tenant's turn is shared by its endpoints with a backlog: one of 64 counts in full, a smaller one in proportion. What comes
+    -- to them now is part of it; of what an endpoint may still count for, each kind of event has its part.
+    cross join lateral (
+      select coalesce(sum(least(64, b.pending + b.retrying - b.held)), 0) as waiting from waybill.endpoint_stats b
+      where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held offset 0
+    ) turn
+    -- Each endpoint once, and not once for each kind: a long list of event types is stored apart, and fetching it takes longest.
+    cross join lateral (
+      select * from waybill.endpoints e
+      where e.tenant_id = t.tenant_id and e.is_active and e.subscribed_events && (t.kinds || '*'::text) offset 0
+    ) e
+    cross join lateral (
+      select event_type, many from unnest(t.kinds, t.counts) as kind (event_type, many)
+      where '*' = any(e.subscribed_events) or event_type in (select unnest(e.subscribed_events)) offset 0
+    ) k
+    left join lateral (
+      select * from waybill.endpoint_stats s where s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id offset 0
+    ) s on true
+    cross join lateral (
+      select coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null as is_held
+    ) h
+    cross join waybill.queue_clock clock
+  ) m;
 
   -- 4. If something may be refused, or the endpoints' rows are wanted early (5.), count now; then take what is refused off the
   -- month's count.
@@ -228,6 +243,8 @@ begin
     delete from waybill.idempotency_keys k using unnest(tenants, keys, ids, verdicts) as u (tenant_id, key, id, verdict)
     where k.tenant_id = u.tenant_id and k.key = u.key and k.event_id = u.id and verdict is not null;
     outcomes := verdicts;
+    -- What is refused may have been many times as much as what is not.
+    if outcomes && array['fanout', 'monthly_events', 'monthly_attempts'] then match_steps := match_old_steps; end if;
   end if;
 
   -- 5. What is to be held is checked again with the endpoints locked: their held deliveries may have been released by now.
