@@ -4,6 +4,7 @@ import type { Pool } from '../db/open.ts'
 import { transact } from '../db/retried.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
+import type { Log } from '../log.ts'
 import { hashApiKey, makeApiKey } from '../secrets.ts'
 import type { Auth } from './auth.ts'
 import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
@@ -102,8 +103,8 @@ const createApiKey = createRoute({
   },
 })
 
-/** The operator's routes for tenants and their keys. */
-export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: Auth }): void {
+/** The operator's routes for tenants and their keys. The log tells what they changed. */
+export function mountTenants(mount: Mount, { pool, auth, log }: { pool: Pool; auth: Auth; log: Log }): void {
   mount.admin(putTenant, async (c, { body }) => {
     const limits = body.limits ? JSON.stringify(body.limits) : null
     const [tenant] = await transact(pool, async (sql) => {
@@ -123,6 +124,7 @@ export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: A
     })
     // Other processes are notified; this one forgets at once.
     auth.forget()
+    log.info({ tenant_id: tenant?.tenant_id, created: tenant?.created, limits: tenant?.limits }, 'tenant.stored')
     return c.json({ ok: true, ...tenant }, 200)
   })
 
@@ -134,6 +136,7 @@ export function mountTenants(mount: Mount, { pool, auth }: { pool: Pool; auth: A
       from waybill.tenants where tenant_id = ${body.tenant_id}
       returning api_key_id, tenant_id, name`
     if (row === undefined) throw new AppError('tenant_not_found')
+    log.info(row, 'api_key.created')
     return c.json({ ok: true, ...row, api_key: apiKey, created_at: madeAt(row.api_key_id) }, 201)
   })
 }

@@ -156,6 +156,24 @@ describe('another tenant’s record', () => {
   })
 })
 
+test('the log tells of each tenant that is stored and each key that is made, and not the key', async () => {
+  const admin = (path: string, body: object) => service.call('POST', `/v1/admin/${path}`, { key: ADMIN_KEY, body })
+  const logged = async (msg: string, tenantId: string) => {
+    const found = () => service.logs.findLast((line) => line.msg === msg && line.tenant_id === tenantId)
+    await waitFor(() => found() !== undefined)
+    return found()
+  }
+  const tenant_id = randomUUID()
+  for (const limits of [{ max_endpoints: 5 }, { max_endpoints: 6 }]) {
+    const { created } = (await admin('tenants', { tenant_id, tenant_slug: tenant_id, limits })).body
+    await waitFor(async () => (await logged('tenant.stored', tenant_id))?.created === created)
+    assert.deepEqual((await logged('tenant.stored', tenant_id))?.limits, limits)
+  }
+  const { api_key, api_key_id } = (await admin('api-keys', { tenant_id, name: 'k' })).body
+  assert.equal((await logged('api_key.created', tenant_id))?.api_key_id, api_key_id)
+  assert.ok(!service.stdout().includes(api_key))
+})
+
 test('secrets are shown once: no other answer holds one', async () => {
   const texts = await Promise.all(
     ROUTES.filter((route) => route.kind === 'tenant' && !/rotate|POST \/v1\/endpoints$/.test(route.name)).map(
