@@ -213,14 +213,15 @@ export function createLanes({
       const now = clock()
       countStuck(now)
       const claims: Claim[] = []
+      let round: Claim[]
       // One each, or the first tenant would have all that is left, again and again.
-      for (let before = -1; before < claims.length; ) {
-        before = claims.length
-        for (const tenantId of turns.tenants()) {
+      do {
+        round = turns.tenants().flatMap((tenantId) => {
           const lane = firstInLine(tenantId, now)
-          if (lane) claims.push(startFirst(lane, now) as Claim)
-        }
-      }
+          return lane ? (startFirst(lane, now) ?? []) : []
+        })
+        claims.push(...round)
+      } while (round.length > 0)
       return claims
     },
     takeStale() {
