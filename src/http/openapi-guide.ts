@@ -61,7 +61,7 @@ Every error is \`{"ok": false, "error": "…", "details": …}\`; the strings do
 
 ${errorTable()}
 
-What is not HTTP at all, or arrives too slowly (10 seconds for headers, 10 without any more of the body, 30 in all) or with too many headers (1,000, or 16 KiB in all), is answered with \`invalid request\` and the status 400, 408 or 431. If nothing of an answer is read for 30 seconds, its connection is closed. After 408, 5xx or no answer, repeat with the same key and body; after 429 wait first; after any other error, correct the request.
+What is not HTTP at all, or arrives too slowly (10 seconds for headers, 10 without any more of the body, 30 in all) or with too many headers (1,000, or 16 KiB in all), is answered with \`invalid request\` and the status 400, 408 or 431. If nothing of an answer is read for 30 seconds, its connection is closed. After 408, 5xx or no answer, repeat with the same key and body; after 429 do what the table says; after any other error, correct the request.
 
 ## Versions
 All routes but \`/health\`, \`/openapi.json\` and \`/docs\` are under \`/v1\`. New fields may be added to answers; nothing is taken away.
