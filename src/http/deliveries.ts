@@ -47,7 +47,7 @@ const listDeliveries = createRoute({
   tags: ['Deliveries'],
   summary: 'List deliveries',
   description:
-    'Filters narrow together. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond. They also bound what is read: without them, a list whose other filters match few of very many deliveries takes too long, and is refused as an invalid request.',
+    'A delivery must pass all filters. `since` (inclusive) and `until` (exclusive) compare with `created_at`, to the millisecond. They also bound what is read: without them, a list whose other filters match few of very many deliveries may take too long, and is then refused as an invalid request.',
   request: { query: deliveriesQuery },
   responses: { 200: answers('Newest first', listOf(deliveryRecord)), ...errorAnswers(...TENANT_ERRORS) },
 })
@@ -58,7 +58,7 @@ const listDeadLetters = createRoute({
   operationId: 'listDeadLetters',
   tags: ['Deliveries'],
   summary: 'List dead-lettered deliveries',
-  description: 'Deliveries that were given up on. Each waits here until it is replayed or falls to retention.',
+  description: 'Deliveries that were given up on. Each stays here until it is replayed, or retention deletes it.',
   request: { query: dlqQuery },
   responses: {
     200: answers('Newest first', listOf(deliveryRecord), { data: [GIVEN_UP] }),
@@ -82,7 +82,7 @@ const attempt = z
     attempt_number: z.int().openapi({ description: 'From 1, over all replays.', example: 1 }),
     delivery_id: id('delivery'),
     endpoint_id: id('endpoint'),
-    url: z.string().openapi({ example: 'https://hooks.example.com/waybill' }),
+    url: z.string().openapi({ description: 'Where the request went.', example: 'https://hooks.example.com/waybill' }),
     status_code: z.int().nullable().openapi({ description: 'Null when there was no response.', example: 503 }),
     error: attemptError,
     error_message: z.string().nullable().openapi({ example: 'the receiver answered with a status other than 2xx' }),
@@ -90,11 +90,18 @@ const attempt = z
       .string()
       .nullable()
       .openapi({ description: 'At most 16 KiB; null when there was no response.', example: 'try later' }),
-    response_truncated: z.boolean().openapi({ example: false }),
-    duration_ms: z.int().openapi({ example: 87 }),
-    retry_state: z
-      .enum(['succeeded', 'will_retry', 'exhausted'])
-      .openapi({ description: '`exhausted`: the delivery was given up on with this attempt.', example: 'will_retry' }),
+    response_truncated: z
+      .boolean()
+      .openapi({ description: 'The body was longer than what is kept, or did not end.', example: false }),
+    duration_ms: z.int().openapi({
+      description: 'From the start to the end of the answer, the failure or the time limit.',
+      example: 87,
+    }),
+    retry_state: z.enum(['succeeded', 'will_retry', 'exhausted']).openapi({
+      description:
+        'What followed: `succeeded`, the delivery is made; `will_retry`, another attempt will be; `exhausted`, the delivery was given up on.',
+      example: 'will_retry',
+    }),
     next_attempt_at: timestamp.nullable().openapi({
       description:
         'As it was planned after this attempt: a replay brings it forward, and an endpoint that is `inactive` or `failing` puts it off.',
@@ -111,7 +118,7 @@ const listAttempts = createRoute({
   tags: ['Deliveries'],
   summary: 'List the attempts of a delivery',
   description:
-    'Every attempt, with the answer it got. One that a lost worker was making is listed with the error `worker_lost`; a request that a worker broke off as it was stopped is none, and is made again.',
+    'Every attempt, with the answer it got. One that a lost worker was making is listed with the error `worker_lost`. A request that a worker broke off as it was stopped is no attempt, and is made again.',
   request: { params: deliveryPath, query: attemptsQuery },
   responses: {
     200: answers('Oldest first', listOf(attempt)),
@@ -126,7 +133,7 @@ const replay = createRoute({
   tags: ['Deliveries'],
   summary: 'Replay a delivery',
   description:
-    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry becomes due now. If the endpoint is failing, the delivery becomes the next probe, unless one is under way. At an `ordered` endpoint, what waits for a retry becomes due, too, as the others wait for it. Nothing is queued twice.',
+    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries; its id stays the same, and its attempt numbers go on. One that waits for a retry becomes due now. If the endpoint is failing, the delivery becomes the next probe, unless one is under way; if it is inactive, the delivery waits until it is active. At an `ordered` endpoint, what waits for a retry becomes due, too, as the others wait for it. Nothing is queued twice.',
   request: { params: deliveryPath },
   responses: {
     202: answers('The delivery', delivery, REPLAYED),

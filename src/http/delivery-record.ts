@@ -5,7 +5,10 @@ import { attemptError, deliveryStatus, eventType, id, ownTenant, timestamp } fro
 
 const deadLetterReason = z
   .enum(['retries_exhausted', 'endpoint_gone', 'worker_lost', 'monthly_attempt_limit'])
-  .openapi('DeadLetterReason', { description: 'Why the delivery was given up on.' })
+  .openapi('DeadLetterReason', {
+    description:
+      'Why the delivery was given up on. `retries_exhausted`: its last retry failed, too. `endpoint_gone`: the endpoint answered 410. `worker_lost`: its worker was lost five times in a row, or with no retry left. `monthly_attempt_limit`: the tenant had no attempt left this month.',
+  })
 
 export const deliveryRecord = z
   .object({
@@ -15,10 +18,10 @@ export const deliveryRecord = z
     endpoint_id: id('endpoint'),
     event_type: eventType,
     status: deliveryStatus,
-    attempt_count: z.int().openapi({ description: 'Over all replays.', example: 1 }),
+    attempt_count: z.int().openapi({ description: 'Attempts made, over all replays.', example: 1 }),
     next_attempt_at: timestamp.nullable().openapi({
       description:
-        'Null when none is planned: finished, or held, as it will be if its endpoint is `inactive` or `failing` when this is due. While an attempt is under way, when that was due.',
+        'Null when the delivery is finished, or held until its endpoint can take it, as it will be if that is `inactive` or `failing` when this is due. While an attempt is under way, when that was due.',
       example: null,
     }),
     last_attempt_at: timestamp.nullable(),
@@ -33,7 +36,7 @@ export const deliveryRecord = z
       .openapi({ description: 'Null unless the delivery was given up on.', example: null }),
     created_at: timestamp,
     updated_at: timestamp,
-    completed_at: timestamp.nullable(),
+    completed_at: timestamp.nullable().openapi({ description: 'When it was delivered or given up on; else null.' }),
   })
   .openapi('Delivery')
 

@@ -45,11 +45,13 @@ const getEndpointHealth = createRoute({
               'The last 20, newest first; null for no response. A 2xx whose answer broke off is among them, and has failed.',
             example: [200, 503, null],
           }),
-          last_success_at: timestamp.nullable(),
-          last_failure_at: timestamp.nullable(),
+          last_success_at: timestamp.nullable().openapi({ description: 'Null if there was none.' }),
+          last_failure_at: timestamp.nullable().openapi({ description: 'Null if there was none.' }),
           pending_count: count.openapi({ description: 'Deliveries that are not finished.' }),
           ...stateFields,
-          dead_letter_count: count,
+          dead_letter_count: count.openapi({
+            description: 'Deliveries that were given up on, and neither replayed nor deleted by retention since.',
+          }),
         })
         .openapi('EndpointHealth'),
     ),

@@ -13,7 +13,10 @@ export const stateFields = {
     description:
       '`failing`: it has failed for a while, and gets one probe at a time. `recovering`: it answers again, and gets what was held in growing chunks. `inactive`: it gets nothing.',
   }),
-  state_reason: z.string().nullable().openapi({ description: 'In words; null while active.', example: null }),
+  state_reason: z.string().nullable().openapi({
+    description: 'Why it is in another state than `active`, in words; null while it is active.',
+    example: null,
+  }),
   state_since: timestamp.nullable().openapi({ description: 'Null while active.', example: null }),
   held_count: count.openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
   next_probe_at: timestamp.nullable().openapi({
@@ -32,7 +35,7 @@ const endpointRecord = z
     subscribed_events: z.array(z.string()).openapi({ example: ['invoice.paid', 'invoice.voided'] }),
     is_active: z.boolean().openapi({
       description:
-        'An inactive endpoint gets no deliveries of events that are published meanwhile, not even later; what already waits for it is kept. For a deployment leave it active: what its receiver refuses is sent again.',
+        'An inactive endpoint gets no deliveries of events that are published meanwhile, not even later; what already waits for it is kept. For a deployment, leave it active: what its receiver refuses is sent again.',
     }),
     max_per_second: z.int().nullable().openapi({ description: 'Null for no limit.', example: 50 }),
     ordered: z.boolean().openapi({ example: false }),
@@ -87,6 +90,11 @@ const writableFields = (allow: readonly AddressRange[]) => ({
       'Strictly one delivery at a time, in publish order: a failing one holds those behind it until it is delivered or dead-lettered.',
     example: false,
   }),
+})
+
+const ACTIVATION = z.boolean().openapi({
+  description:
+    'False: nothing is sent from now on, what waits is kept, and events that are published meanwhile never come. True: what waits goes out.',
 })
 
 const endpointPath = z.object({ endpoint_id: id('endpoint') })
@@ -148,7 +156,7 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
       params: endpointPath,
       body: jsonBody(
         z
-          .strictObject({ ...writableFields(allow), is_active: z.boolean() })
+          .strictObject({ ...writableFields(allow), is_active: ACTIVATION })
           .partial()
           .refine(
             (fields) => Object.values(fields).some((value) => value !== undefined),
@@ -169,7 +177,7 @@ export const endpointRoutes = (allow: readonly AddressRange[]) => ({
     tags: ['Endpoints'],
     summary: 'Rotate the signing secret',
     description:
-      'Until `previous_secret_expires_at` requests carry two signatures, of the new and of the old secret; for up to two seconds, those that a worker already had in hand carry only that of the old. At most two secrets sign: rotating again within that time, even if only because the answer got lost, ends the older one at once.',
+      'Until `previous_secret_expires_at` requests carry two signatures, of the new and of the old secret; for up to two seconds, some may carry only that of the old. At most two secrets sign: rotating again within that time, even if only because the answer got lost, ends the older one at once.',
     request: { params: endpointPath },
     responses: {
       200: answers(

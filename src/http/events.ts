@@ -30,7 +30,9 @@ const getEvent = createRoute({
           event_type: eventType,
           payload,
           idempotency_key: z.string().nullable().openapi({ example: 'inv_1-paid' }),
-          delivery_count: z.int().openapi({ example: 1 }),
+          delivery_count: z
+            .int()
+            .openapi({ description: 'One for each endpoint that was active and subscribed.', example: 1 }),
           created_at: timestamp,
         })
         .openapi('Event'),

@@ -14,7 +14,7 @@ const getMetrics = createRoute({
   tags: ['Metrics'],
   summary: 'Operational metrics of the tenant',
   description:
-    'Kept up to date by the transactions that publish and record, so they agree with the records. Retention removes attempts from these counts by the hour in which they were made, but their records together with their delivery.',
+    'Over all that retention has not deleted. Kept up to date by the transactions that publish and record, so they agree with the records. Retention takes attempts off these counts by the hour in which they were made, but deletes their records together with their delivery.',
   responses: {
     200: answers(
       'The metrics',
@@ -32,7 +32,7 @@ const getMetrics = createRoute({
             description: 'Deliveries, pending or retrying, that wait for their endpoints to take them.',
             example: 0,
           }),
-          dead_letter_count: count,
+          dead_letter_count: count.openapi({ description: 'As `deliveries_by_status.dead_lettered`.' }),
           retry_count: count.openapi({
             description: 'Attempts that were not the first of their delivery.',
             example: 2,

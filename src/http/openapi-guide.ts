@@ -34,7 +34,12 @@ The body of a successful answer is flat: \`ok: true\` beside the record’s fiel
 Lists are newest first (attempts: oldest first): \`data\`, \`limit\`, \`offset\`, \`has_more\`, \`next_cursor\`. For the next page give \`next_cursor\` as \`cursor\`, with the same filters: it continues where the page ended, whatever has arrived meanwhile, at any depth. \`offset\` ends at 10,000.
 
 ## Publishing safely
-Send an \`Idempotency-Key\` with every publish. After a timeout or a 5xx, repeat the request with the same key and body: the same event answers 200 with the first answer and \`Idempotent-Replayed: true\`, and is not delivered twice; a different one answers 409. “Same” compares \`event_type\` and \`payload\` as JSON values: key order, white space and the spelling of numbers aside. A key is kept as long as its event. The payload’s text is stored and delivered as it was sent. A publish that a limit refuses does not use its key up.
+Send an \`Idempotency-Key\` with every publish. After a timeout or a 5xx, repeat the request with the same key and body:
+
+- The same event answers 200 with the first answer and \`Idempotent-Replayed: true\`, and is not delivered twice.
+- A different event answers 409. “Same” compares \`event_type\` and \`payload\` as JSON values: key order, white space and the spelling of numbers aside.
+
+A key is kept as long as its event. A publish that a limit refuses does not use its key up. The payload’s text is stored and delivered as it was sent.
 
 ## What happened to an event
 \`GET /v1/events/{event_id}/deliveries\` lists its deliveries, \`GET /v1/deliveries/{delivery_id}/attempts\` each request with its answer. Without an id, \`GET /v1/deliveries\` finds them by time, endpoint, status or type; publishing again with the same key and body answers with the event’s id.
@@ -51,17 +56,34 @@ Send an \`Idempotency-Key\` with every publish. After a timeout or a 5xx, repeat
 Requests are counted per tenant and action (\`events:write\`, \`endpoints:write\`, \`deliveries:replay\`, \`read\`) in fixed windows; refused ones count too. \`X-RateLimit-Limit\`, \`-Remaining\` and \`-Reset\` (seconds) say where a request stands. Monthly limits are per UTC calendar month. \`GET /v1/usage/limits\` and \`GET /v1/safety/limits\` show what holds for a tenant.
 
 ## Receiving webhooks
-See *Webhooks* below for the request. Verify \`${prefix}-signature\` over the raw body before parsing it: split it at spaces, and accept if any part equals \`v1,\` + base64(HMAC-SHA256(key, \`{${prefix}-event-id}.{${prefix}-timestamp}.{raw body}\`)), compared in constant time, where the key is the base64 part of the endpoint’s \`whsec_…\` secret, decoded. Refuse timestamps more than five minutes off. The same values stand in \`webhook-id\`, \`webhook-timestamp\` and \`webhook-signature\`, so any Standard Webhooks library verifies them. Deliveries are made at least once, oldest first but not strictly (unless the endpoint is \`ordered\`): deduplicate by \`${prefix}-delivery-id\`, or by \`webhook-id\` where one endpoint gets an event once.
+See *Webhooks* below for the request. Any Standard Webhooks library verifies it, by \`webhook-id\`, \`webhook-timestamp\` and \`webhook-signature\`. The same values stand in \`${prefix}-event-id\`, \`${prefix}-timestamp\` and \`${prefix}-signature\`. To verify a signature yourself, over the raw body and before parsing it:
+
+1. The key is the base64 part of the endpoint’s \`whsec_…\` secret, decoded.
+2. What is expected is \`v1,\` + base64(HMAC-SHA256(key, \`{${prefix}-event-id}.{${prefix}-timestamp}.{raw body}\`)).
+3. Split \`${prefix}-signature\` at spaces, and accept if any part equals that, compared in constant time.
+4. Refuse timestamps more than five minutes off.
+
+Deliveries are made at least once, oldest first but not strictly (unless the endpoint is \`ordered\`). Deduplicate by \`${prefix}-delivery-id\`, or by \`webhook-id\` where one endpoint gets an event once. A replay carries the same ids: to process it again, forget its id first.
 
 ## What the service tells
-An endpoint that names one of these types in \`subscribed_events\` is told about the tenant’s other endpoints, by an event like any other: \`endpoint.disabled\`, with \`data\` of \`endpoint_id\`, \`url\`, \`reason\` (\`gone\` or \`failing\`) and \`since\`; \`endpoint.recovered\`, with \`endpoint_id\`; \`delivery.dead_lettered\`, with \`delivery_id\`, \`event_id\`, \`endpoint_id\`, \`event_type\`, \`dead_letter_reason\` and \`attempt_count\`. Dead letters that the monthly attempt limit causes are not announced: nothing can be sent then. Nor are dead letters of these three types, and those that are replayed before they could be told of, within a second or so.
+An endpoint that names one of these types in \`subscribed_events\` (\`*\` does not include them) is told about the tenant’s other endpoints, by an event like any other:
+
+| event type | its \`data\` |
+|---|---|
+| \`endpoint.disabled\` | \`endpoint_id\`, \`url\`, \`reason\` (\`gone\` or \`failing\`), \`since\` |
+| \`endpoint.recovered\` | \`endpoint_id\` |
+| \`delivery.dead_lettered\` | \`delivery_id\`, \`event_id\`, \`endpoint_id\`, \`event_type\`, \`dead_letter_reason\`, \`attempt_count\` |
+
+Not announced are dead letters that the monthly attempt limit causes, as nothing can be sent then; those of these three types; and those that are replayed before they could be told of, within a second or so.
 
 ## Errors
 Every error is \`{"ok": false, "error": "…", "details": …}\`; the strings do not change, and \`details\` is absent where there is nothing to add.
 
 ${errorTable()}
 
-What is not HTTP at all, or arrives too slowly (10 seconds for headers, 10 without any more of the body, 30 in all) or with too many headers (1,000, or 16 KiB in all), is answered with \`invalid request\` and the status 400, 408 or 431. If nothing of an answer is read for 30 seconds, its connection is closed. After 408, 5xx or no answer, repeat with the same key and body; after 429 do what the table says; after any other error, correct the request.
+After 408, 5xx or no answer, repeat with the same key and body; after 429 do what the table says; after any other error, correct the request.
+
+A request must arrive in time (10 seconds for its headers, 10 without any more of its body, 30 in all) and have 1,000 headers and 16 KiB of them at most. One that does not, or is not HTTP at all, is answered with \`invalid request\` and the status 400, 408 or 431. If nothing of an answer is read for 30 seconds, its connection is closed.
 
 ## Versions
 All routes but \`/health\`, \`/openapi.json\` and \`/docs\` are under \`/v1\`. New fields may be added to answers; nothing is taken away.

@@ -13,7 +13,11 @@ const body = z
 const DESCRIPTION = `
 What an endpoint receives for each delivery: a POST to its URL. The body is the same, byte for byte, at every attempt and replay.
 
-An attempt may take 15 seconds in all (unless the operator has set another limit); redirects are not followed. At most 16 KiB of the answer’s body are kept, to be read with the attempt. An attempt that fails is repeated after 5 to 10 seconds, then after about twice the last pause, up to 10 hours between two: 14 retries over about 27 hours, unless the operator has set otherwise. Then the delivery is dead-lettered, and waits to be replayed. While an endpoint keeps failing, one delivery at a time is tried and the rest is held, without using up retries (\`state\`, \`held_count\` and \`next_probe_at\` of the endpoint tell). An endpoint that is inactive receives nothing; what waits for it goes out once it is active again.`.trim()
+An attempt may take 15 seconds in all (unless the operator has set another limit); redirects are not followed. At most 16 KiB of the answer’s body are kept, to be read with the attempt.
+
+An attempt that fails is repeated after 5 to 10 seconds, then after about twice the last pause, up to 10 hours between two: 14 retries over about 27 hours, unless the operator has set otherwise. Then the delivery is dead-lettered, and waits to be replayed.
+
+While an endpoint keeps failing, one delivery at a time is tried, and the rest is held without using up retries: its \`state\`, \`held_count\` and \`next_probe_at\` tell. An endpoint that is inactive receives nothing; what waits for it goes out once it is active again.`.trim()
 
 const text = (example: string) => z.string().openapi({ example })
 
@@ -49,7 +53,7 @@ export function registerWebhook(registry: OpenAPIHono['openAPIRegistry'], prefix
     responses: {
       '2XX': {
         description:
-          'Received: the delivery is `delivered`, unless the connection breaks off before the end of the answer.',
+          'Received: the delivery is `delivered`, unless the connection breaks off before the end of the answer. A body that still comes when the time is up does no harm.',
       },
       410: { description: 'Gone: the delivery is dead-lettered as `endpoint_gone` and the endpoint set inactive.' },
       429: { description: 'Tried again, no earlier than `Retry-After` asks (up to 24 hours).' },

@@ -37,7 +37,7 @@ const published = z
       .nullable()
       .openapi({ description: 'As sent; null when none was.', example: 'inv_1-paid' }),
     endpoint_count: z.int().openapi({ description: 'Active endpoints that subscribed to the event type.', example: 1 }),
-    queued_delivery_count: z.int().openapi({ example: 1 }),
+    queued_delivery_count: z.int().openapi({ description: 'One for each of these endpoints.', example: 1 }),
     delivery_ids: z.array(id('delivery')),
   })
   .openapi('Published')
@@ -49,7 +49,7 @@ const publishEvent = createRoute({
   tags: ['Events'],
   summary: 'Publish an event',
   description:
-    'Answers once the event, one delivery per subscribed active endpoint, and the work to send them are committed together. Delivering follows: read its outcome from the deliveries. Always send an `Idempotency-Key`; after a timeout or a 5xx, repeat the request with the same key and body.',
+    'Answers once the event, one delivery per subscribed active endpoint, and the work to send them are committed together. If no endpoint has subscribed, the event is stored without a delivery. Delivering follows: read its outcome from the deliveries. Always send an `Idempotency-Key`; after a timeout or a 5xx, repeat the request with the same key and body.',
   request: {
     headers: z.object({
       'idempotency-key': z
@@ -58,7 +58,7 @@ const publishEvent = createRoute({
         .optional()
         .openapi({
           description:
-            'Makes repeating a publish safe: the same key and event answer with the first event, another event with 409.',
+            'Makes repeating a publish safe: the same key and event answer with the first event, another event with 409. 1 to 255 visible ASCII characters.',
           example: 'inv_1-paid',
         }),
     }),

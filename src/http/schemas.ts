@@ -176,7 +176,7 @@ export const deliveryStatus = z.enum(['pending', 'retrying', 'delivered', 'dead_
 
 const deliveryFilters = {
   endpoint_id: uuidFilter.optional().openapi({ format: 'uuid', description: 'Deliveries to this endpoint only.' }),
-  event_type: eventType.optional(),
+  event_type: eventType.optional().openapi({ description: 'Deliveries of events of this type only.' }),
   since: moment.optional().openapi({
     param: { schema: { type: 'string', format: 'date-time' } },
     description: 'Created at or after this time.',
