@@ -60,7 +60,7 @@ const writableFields = (allow: readonly AddressRange[]) => ({
       const problem = checkUrl(url, allow)
       if (problem !== null) ctx.addIssue({ code: 'custom', message: problem, params: { error: 'invalid_url' } })
     })
-    .openapi({ example: URL_EXAMPLE }),
+    .openapi({ description: 'http or https, without user name and password.', example: URL_EXAMPLE }),
   description: text(0, 500).nullable().optional().openapi({ description: 'A label of your own.', example: 'Billing' }),
   subscribed_events: z
     .array(
