@@ -102,6 +102,26 @@ test('what is to begin tomorrow, because the clock was ahead, begins now', async
   await receiver.until(2, { path: '/ordered', timeoutMs: 60_000 })
 })
 
+test('when an endpoint last succeeded or failed is not tomorrow because the clock was ahead', async (t) => {
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
+  const { endpoint_id: id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+  await tenant.publish()
+  const mend = createClockMender(sql, 300)
+  const last = async () => {
+    const { body } = await tenant.call('GET', `/v1/endpoints/${id}/health`)
+    return [body.last_success_at, body.last_failure_at].map((at) => at && Date.parse(at) - Date.now())
+  }
+  await sql`update waybill.endpoint_stats set last_success_at = now() + interval '1 day'`
+  await mend()
+  const [success, never] = await last()
+  assert.ok(success! < 1000, `it succeeded ${success} ms from now`)
+  assert.equal(never, null)
+  await sql`update waybill.endpoint_stats set last_success_at = now() - interval '1 hour', last_failure_at = now() + interval '1 day'`
+  await mend()
+  const [before, failure] = await last()
+  assert.ok(before! < -3_500_000 && failure! < 1000, `it succeeded ${before} ms from now, and failed ${failure} ms`)
+})
+
 test('what was queued, failed or claimed tomorrow, because the clock was ahead, is sent now, and schedules run', async (t) => {
   const receiver = await startReceiver(t)
   const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })

@@ -11,9 +11,10 @@ const MAX_BATCH = 2000
 /**
  * The returned function mends what a database clock that was set back leaves in the future. Until the clock gets there again,
  * tenants would be refused by rate windows that have not begun, paced endpoints would have no time slot and failing ones no
- * probe, deliveries would not be due, or would seem to be under way, and nothing that is scheduled would run. Jobs, of which
- * there may be a million, are looked at when the clock has gone back since the last call, and otherwise for up to a fiftieth of
- * the time, as a leap and its correction between two calls go unnoticed. `longestWaitSeconds`: how far ahead a probe may be due.
+ * probe, endpoints would seem to have just succeeded or failed whatever they do, deliveries would not be due, or would seem to
+ * be under way, and nothing that is scheduled would run. Jobs, of which there may be a million, are looked at when the clock has
+ * gone back since the last call, and otherwise for up to a fiftieth of the time, as a leap and its correction between two calls
+ * go unnoticed. `longestWaitSeconds`: how far ahead a probe may be due.
  */
 export function createClockMender(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
   const follow = followClock()
@@ -41,14 +42,16 @@ async function mendEndpoints(pool: Pool, longestWaitSeconds: number): Promise<vo
       select tenant_id, endpoint_id, next_slot > now() + interval '5 seconds' as slot_is, failing_since > now() + interval '5 seconds' as failure_is,
         breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second' as probe_is
       from waybill.endpoint_stats
-      where next_slot > now() + interval '5 seconds' or failing_since > now() + interval '5 seconds'
+      where greatest(next_slot, failing_since, last_success_at, last_failure_at) > now() + interval '5 seconds'
         or breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second'
       order by tenant_id, endpoint_id for no key update skip locked
     )
     update waybill.endpoint_stats s set
       next_slot = case when slot_is then null else s.next_slot end,
       failing_since = case when failure_is then now() else s.failing_since end,
-      next_probe_at = case when probe_is then now() else s.next_probe_at end
+      next_probe_at = case when probe_is then now() else s.next_probe_at end,
+      last_success_at = case when s.last_success_at > now() then now() else s.last_success_at end,
+      last_failure_at = case when s.last_failure_at > now() then now() else s.last_failure_at end
     from late where s.tenant_id = late.tenant_id and s.endpoint_id = late.endpoint_id`
 }
 
