@@ -69,12 +69,14 @@ test('a delivery without a job is found behind more than one look can hold', asy
   await receiver.until(2, { timeoutMs: 60_000 })
 })
 
-test('a rate window that begins tomorrow, because the clock was ahead, refuses nobody until then', async (t) => {
+test('a rate window that begins tomorrow, because the clock was ahead, refuses nobody until then, nor says so', async (t) => {
   const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api', env: { RATE_LIMIT_EVENTS_WRITE: '1' } })
   const publish = () => tenant.call('POST', '/v1/events', { body: { event_type: 'a', payload: {} } })
   assert.equal((await publish()).status, 202)
   await sql`update waybill.rate_windows set window_start = window_start + interval '1 day'`
-  assert.equal((await publish()).status, 429)
+  const { status, headers } = await publish()
+  const waits = ['retry-after', 'x-ratelimit-reset'].map((name) => Number(headers.get(name)))
+  assert.deepEqual([status, waits], [429, [60, 60]])
   await startService(t, { databaseUrl, mode: 'worker' })
   await waitFor(async () => (await publish()).status === 202, { what: 'an event to be accepted' })
 })
