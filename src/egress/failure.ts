@@ -76,9 +76,12 @@ const CONNECTION_CODES: Record<string, AttemptError> = {
   UND_ERR_HEADERS_OVERFLOW: 'response_too_large',
 }
 
-/** undici rejects a 100 or 101 that was not asked for with the code of a broken socket; only the message tells them apart. */
+/**
+ * undici rejects a 100 or 101 that was not asked for, and any answer that comes before the request, with the code of a broken socket;
+ * only the message tells them apart.
+ */
 const INTERIM_MESSAGES: Record<string, string> = {
-  'bad response': 'the receiver sent 100 Continue, which was not asked for',
+  'bad response': 'the receiver sent 100 Continue, which was not asked for, or an answer before the request',
   'bad upgrade': 'the receiver switched to another protocol, which was not asked for',
 }
 

@@ -1196,6 +1196,14 @@ for (const tls of [false, true])
     }
   })
 
+test('a receiver behind an egress proxy that answers before it is asked is told so', async (t) => {
+  const proxy = await startRaw(t, `HTTP/1.1 200 Established\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n`)
+  const { post } = startSender(t, { proxyUrl: `http://127.0.0.1:${proxy.port}` })
+  const outcome = await post('http://127.0.0.1:1/')
+  assertFailed(outcome, 'protocol_error')
+  assert.match(outcome.errorMessage ?? '', /an answer before the request/)
+})
+
 test('an attempt ends its connection to an egress proxy at any stage', async (t) => {
   const silent = await startTcp(t, (socket) => socket.resume())
   for (const scheme of ['http', 'https']) {
