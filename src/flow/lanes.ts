@@ -142,11 +142,9 @@ export function createLanes({
   const mayLineUp = (lane: Lane, isReleased = false) =>
     turns.mayJoin(lane, stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1))
 
-  /** The first in a tenant's line that may have a slot now. */
-  const firstInLine = (tenantId: string, now: number) =>
-    turns.first(tenantId, now, (lane) =>
-      stuck.mayTake(lane) <= 0 ? 'none' : stuck.spareOf(tenantId, contendsAs(lane, now)) > 0 ? 'any' : 'quick',
-    )
+  /** For which endpoints of its tenant there is a slot, if they stand like this one. */
+  const roomFor = (now: number) => (lane: Lane) =>
+    stuck.mayTake(lane) <= 0 ? 'none' : stuck.spareOf(lane.tenantId, contendsAs(lane, now)) > 0 ? 'any' : 'quick'
 
   /** Starts the claim of a lane that has waited the longest, if any. */
   function startFirst(lane: Lane, now: number): Claim | undefined {
@@ -205,7 +203,7 @@ export function createLanes({
       if (turns.of(lane.tenantId)) countStuck(now)
       // Else it is free for every tenant's, and the queue tells whose is next.
       if (lane.waiting.length === 0) return undefined
-      const next = startFirst(firstInLine(lane.tenantId, now) ?? lane, now)
+      const next = startFirst(turns.first(lane.tenantId, now, roomFor(now)) ?? lane, now)
       if (lane.waiting.length > 0 && lane.started.size === 0) turns.join(lane)
       return next
     },
@@ -213,15 +211,8 @@ export function createLanes({
       const now = clock()
       countStuck(now)
       const claims: Claim[] = []
-      let round: Claim[]
-      // One each, or the first tenant would have all that is left, again and again.
-      do {
-        round = turns.tenants().flatMap((tenantId) => {
-          const lane = firstInLine(tenantId, now)
-          return lane ? (startFirst(lane, now) ?? []) : []
-        })
-        claims.push(...round)
-      } while (round.length > 0)
+      const first = () => turns.firstOfAny(now, roomFor(now))
+      for (let lane = first(); lane; lane = first()) claims.push(startFirst(lane, now) as Claim)
       return claims
     },
     takeStale() {

@@ -18,6 +18,21 @@ const LEAST_SLOTS = 128
 export function createSlotTurns(slots: number) {
   const lines = new Map<string, Line<Lane>>()
 
+  /**
+   * The first of a tenant's that has something waiting and may have a slot. Hundreds may be here, so `roomFor` is asked about one of
+   * each standing.
+   */
+  function first(tenantId: string, now: number, roomFor: (lane: Lane) => Room): Lane | undefined {
+    const room: { [standing in Standing]?: Room } = {}
+    for (const lane of lines.get(tenantId) ?? []) {
+      if (lane.waiting.length === 0) continue
+      room[lane.standing] ??= roomFor(lane)
+      const own = room[lane.standing]
+      if (own === 'any' || (own === 'quick' && paceOf(lane, now) > 0)) return lane
+    }
+    return undefined
+  }
+
   return {
     /** Whether there are enough slots for that. */
     areTaken: slots >= LEAST_SLOTS,
@@ -29,20 +44,16 @@ export function createSlotTurns(slots: number) {
     /** Those of a tenant that wait. */
     of: (tenantId: string): Line<Lane> | undefined => lines.get(tenantId),
 
-    /** Those that have some here. */
-    tenants: (): string[] => [...lines.keys()],
+    first,
 
-    /**
-     * The first of a tenant's that has something waiting and may have a slot. Hundreds may be here, so `roomFor` is asked about one of
-     * each standing.
-     */
-    first(tenantId: string, now: number, roomFor: (lane: Lane) => Room): Lane | undefined {
-      const room: { [standing in Standing]?: Room } = {}
-      for (const lane of lines.get(tenantId) ?? []) {
-        if (lane.waiting.length === 0) continue
-        room[lane.standing] ??= roomFor(lane)
-        const own = room[lane.standing]
-        if (own === 'any' || (own === 'quick' && paceOf(lane, now) > 0)) return lane
+    /** The same of any tenant; those that had one the longest ago come first, or one would have all that others leave. */
+    firstOfAny(now: number, roomFor: (lane: Lane) => Room): Lane | undefined {
+      for (const [tenantId, line] of lines) {
+        const lane = first(tenantId, now, roomFor)
+        if (lane === undefined) continue
+        lines.delete(tenantId)
+        lines.set(tenantId, line)
+        return lane
       }
       return undefined
     },

@@ -321,26 +321,33 @@ suite('lanes', () => {
     assert.deepEqual([lanes.takeFree(), lanes.takeWaiting()], [[], []])
   })
 
-  test('tenants whose endpoints wait for slots take turns with those that others leave', () => {
-    const { lanes, admit, finish, tick } = setUp(128)
-    const tenants = ['one', 'two']
-    for (const tenantId of tenants) admit(`hangs ${tenantId}`, 2, { tenantId })
-    const others = Array.from({ length: 124 }, (_, nth) => `other ${nth}`)
-    const admitAll = () => assert.ok(others.every((one) => admit(one, 1).start === 1))
-    admitAll()
-    tick(20)
-    for (const one of others) finish(one, 1)
-    admitAll()
-    tick(1)
-    for (const tenantId of tenants)
-      for (const nth of [1, 2]) assert.equal(admit(`waits ${tenantId} ${nth}`, 1, { tenantId }).wait, 1)
-    for (const one of others.slice(0, 4)) finish(one, 1)
-    // The last two are for tenants that have none.
-    assert.deepEqual(
-      lanes.takeFree().map(({ tenantId }) => tenantId),
-      tenants,
-    )
-  })
+  for (const [how, most] of [
+    ['together', 2],
+    ['one at a time', 1],
+  ] as const)
+    test(`tenants whose endpoints wait for slots take turns with those that others leave ${how}`, () => {
+      const { lanes, admit, finish, tick } = setUp(128)
+      const tenants = ['one', 'two']
+      for (const tenantId of tenants) admit(`hangs ${tenantId}`, 2, { tenantId })
+      const others = Array.from({ length: 124 }, (_, nth) => `other ${nth}`)
+      const admitAll = () => assert.ok(others.every((one) => admit(one, 1).start === 1))
+      admitAll()
+      tick(20)
+      for (const one of others) finish(one, 1)
+      admitAll()
+      tick(1)
+      for (const tenantId of tenants)
+        for (const nth of [1, 2]) assert.equal(admit(`waits ${tenantId} ${nth}`, 1, { tenantId }).wait, 1)
+      const left: string[] = []
+      // The last two are for tenants that have none.
+      for (const one of others.splice(0, 2)) finish(one, 1)
+      for (let looks = 0; looks < 2 / most; looks++) {
+        for (const one of others.splice(0, most)) finish(one, 1)
+        tick(1)
+        left.push(...lanes.takeFree().map(({ tenantId }) => tenantId))
+      }
+      assert.deepEqual(left, tenants)
+    })
 
   test('an endpoint that waits for a slot of its tenant’s others gives up when they hang', () => {
     const { lanes, other, tick } = crowd()
