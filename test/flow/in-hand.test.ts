@@ -44,6 +44,33 @@ test('as many as there are slots wait without one, and who is under way has one 
   assert.deepEqual(inHand.all(), [])
 })
 
+test('twice as many as there are slots stand in line without one, beside those that wait for their endpoints', () => {
+  const pool = null as never
+  const inHand = createInHand({ pool, slots: 2, closing: new AbortController().signal, log: createLog('silent') })
+  let taken = 0
+  const take = (count: number, place: 'lineUp' | 'wait') =>
+    Array.from({ length: count }, (_, nth) => {
+      const claim = claimOf(`${place} ${nth}`) as Claim
+      inHand.take(claim, () => {
+        taken++
+        return () => {}
+      })
+      inHand[place](claim)
+      return claim
+    })
+  const [started, given] = take(5, 'lineUp') as [Claim, Claim]
+  assert.equal(taken, 1, 'the fifth that stands in line')
+  take(3, 'wait')
+  assert.equal(taken, 2, 'the third that waits for its endpoint')
+
+  inHand.takeSlot(started)
+  inHand.letGo([given])
+  take(2, 'lineUp')
+  assert.equal(taken, 3, 'whoever has left the line makes room in it')
+  take(1, 'lineUp')
+  assert.equal(taken, 4)
+})
+
 test('what has been recorded makes room for others to be recorded without a slot', () => {
   const pool = null as never
   const inHand = createInHand({ pool, slots: 2, closing: new AbortController().signal, log: createLog('silent') })
