@@ -5,6 +5,7 @@ import { startReleaser } from '../../src/flow/release.ts'
 import { createLog } from '../../src/log.ts'
 import { cleanUp } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
+import { startFailing } from '../support/queue.ts'
 import { waitFor } from '../support/wait.ts'
 
 test('what is held counts as failing where its endpoint did not answer last, or has failed three times in a row', async (t) => {
@@ -84,4 +85,13 @@ test('a tenant’s probes are asked for in the order in which they are due, and 
   const others = asked.flatMap(({ name, nth }, index) => (nth > 20 ? [{ name, index }] : []))
   assert.ok(others.every(({ name }) => name === 'acme'))
   assert.ok(others.some(({ index }) => index < 3) && others.filter(({ index }) => index < 22).length >= 9)
+})
+
+test('a probe that does not come back in time has the oldest delivery that is held probed, also one that is older', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [true, false])
+  await sql`update waybill.endpoint_stats set probing = ${ids[1]!}, next_probe_at = now()`
+  await sql`select waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[1], array[50], interval '25 seconds')`
+  const [row] = await sql`select probing, held::int from waybill.endpoint_stats`
+  assert.deepEqual(row, { probing: ids[0], held: 0 })
 })
