@@ -1,8 +1,11 @@
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
+import { writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
 import { test } from 'node:test'
 import { promisify } from 'node:util'
 import { classify, classifyTls, connectError, LocalFault } from '../../src/egress/failure.ts'
+import { createDirectory } from '../support/directory.ts'
 import { startDns } from '../support/dns.ts'
 import { startReceiver } from '../support/receiver.ts'
 
@@ -41,6 +44,29 @@ test('that this process cannot open a connection is not held against the receive
   const { stdout } = await promisify(execFile)('sh', [...run, dns.address, ...urls])
   assert.deepEqual(JSON.parse(stdout), { without: [true, true], statuses: [200, 200] })
   assert.equal(receiver.receipts.length, 3)
+})
+
+/** Looks a name up in a hosts file with no file left to open, and again when there are some. */
+const RESOLVING = `
+import { closeSync, openSync } from 'node:fs'
+import { createResolver } from '${SOURCE}resolve.ts'
+const resolver = createResolver(['127.0.0.1:9'], process.argv[1])
+const resolve = async () => resolver.resolve('listed.example')
+const files = []
+try {
+  for (;;) files.push(openSync('/dev/null'))
+} catch {}
+const without = await resolve().catch(({ code }) => code)
+for (const file of files) closeSync(file)
+console.log(JSON.stringify([without, await resolve()]))
+process.exit()`
+
+test('a hosts file that could not be opened, for want of files, is read as soon as it can be', async (t) => {
+  const hosts = join(await createDirectory(t), 'hosts')
+  await writeFile(hosts, '127.0.0.3 listed.example')
+  const run = ['-c', 'ulimit -n 100; exec "$@"', 'sh', process.execPath, '--input-type=module', '-e', RESOLVING, hosts]
+  const { stdout } = await promisify(execFile)('sh', run)
+  assert.deepEqual(JSON.parse(stdout), ['EMFILE', ['127.0.0.3']])
 })
 
 test('what the system says of a receiver that cannot be reached is not taken for an answer', () => {
