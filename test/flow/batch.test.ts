@@ -118,6 +118,21 @@ test('a batch holds at most the maximum, and one runs at a time', async () => {
   assert.equal(mostRunning(), 1)
 })
 
+test('the items of a batch weigh at most so much together, and one that weighs more runs alone', async () => {
+  const batches: number[][] = []
+  const submit = createBatcher<number, number>({
+    max: 100,
+    maxWeight: 10,
+    weigh: (item) => item,
+    run: async (items) => {
+      batches.push(items)
+      return items
+    },
+  })
+  await Promise.all([4, 6, 1, 30, 30, 10, 2].map(submit))
+  assert.deepEqual(batches, [[4, 6], [1], [30], [30], [10], [2]])
+})
+
 test('who has waited for too long is rejected and not run, and those who came later are', async (t) => {
   let now = 0
   t.mock.method(performance, 'now', () => now)

@@ -51,3 +51,18 @@ for (const [whose, tenants] of [
     }
     assert.equal((await sql`select from waybill.events`).length, tenants.length)
   })
+
+test('an event that reaches too many endpoints takes no place in the month from those that arrive together with it', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (const types of [['wide', 'narrow'], ['wide']]) await insertEndpoint(sql, { types })
+  const publish = createPublish(sql, { ...NO_LIMITS, fanout: 1, monthly_events: 2 })
+  const results = await Promise.all(
+    ['wide', 'narrow', 'wide', 'narrow', 'narrow'].map((type) =>
+      publish({ tenantId: 'acme', event: { type, payload: '{}', idempotencyKey: null } }),
+    ),
+  )
+  assert.deepEqual(
+    results.map(({ outcome }) => outcome),
+    ['fanout', 'accepted', 'fanout', 'accepted', 'monthly_events'],
+  )
+})

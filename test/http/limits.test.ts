@@ -189,13 +189,14 @@ describe('a quota lets exactly as much through as it says, with 100 requests at 
   })
 })
 
-test('what is dead-lettered because the month is used up shows how its last attempt went', async (t) => {
+test('what is dead-lettered because the month is used up shows how its last attempt went, and is in the log', async (t) => {
   const receiver = await startReceiver(t)
   receiver.script('/', 500)
   const env = { MONTHLY_ATTEMPT_LIMIT: '1', RETRY_DELAY_SECONDS: '1', RETRY_DELAY_MAX_SECONDS: '1' }
-  const { tenant } = await startTenant(t, { env })
+  const { service, tenant } = await startTenant(t, { env })
   await tenant.createEndpoint(receiver.url())
   const [id] = (await tenant.publish()).delivery_ids
+  assert.equal((await service.logged('delivery.dead_lettered')).delivery_id, id)
   const dead = await waitFor(async () => {
     const { body } = await tenant.call('GET', `/v1/deliveries/${id}`)
     return body.status === 'dead_lettered' ? body : null
