@@ -66,3 +66,19 @@ test('an event that reaches too many endpoints takes no place in the month from 
     ['fanout', 'accepted', 'fanout', 'accepted', 'monthly_events'],
   )
 })
+
+test('who may reach fewer endpoints than another may not reach more for publishing together with that one', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (const tenant of ['acme', 'acme', 'zeta']) await insertEndpoint(sql, { tenant })
+  await sql`update waybill.tenants set limits = '{"max_fanout_endpoints": 1}' where tenant_id = 'acme'`
+  const publish = createPublish(sql, NO_LIMITS)
+  const results = await Promise.all(
+    ['acme', 'zeta'].map((tenantId) =>
+      publish({ tenantId, event: { type: 'a', payload: '{}', idempotencyKey: null } }),
+    ),
+  )
+  assert.deepEqual(
+    results.map(({ outcome }) => outcome),
+    ['fanout', 'accepted'],
+  )
+})

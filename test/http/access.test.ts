@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { hash, randomUUID } from 'node:crypto'
 import { after, describe, test } from 'node:test'
+import type { Pool } from '../../src/db/open.ts'
+import { createAuth } from '../../src/http/auth.ts'
 import { rawRequest } from '../support/raw-http.ts'
 import { routesOf } from '../support/routes.ts'
 import { ADMIN_KEY, createTenant, type Reply, startTenant } from '../support/service.ts'
@@ -35,6 +37,35 @@ test('a key that was refused is taken as soon as it is there', async () => {
     insert into waybill.api_keys (tenant_id, api_key_id, name, key_hash)
     values (${owner.tenantId}, ${randomUUID()}, 'again', decode(${hash('sha256', key, 'hex')}, 'hex'))`
   assert.equal(await ask(), 200)
+})
+
+/** Keys as a process knows them whose database answers once `open` is called. */
+function slowly() {
+  const { promise: opened, resolve: open } = Promise.withResolvers<void>()
+  const wait = { for: Promise.resolve() }
+  const pool = (async (...query: Parameters<Pool>) => {
+    const rows = await sql(...query)
+    await wait.for
+    return rows
+  }) as unknown as Pool
+  const auth = createAuth(pool, ADMIN_KEY, {} as Parameters<typeof createAuth>[2])
+  const block = () => {
+    wait.for = opened
+  }
+  return { auth, block, open, ask: (key: string, bytes = 0) => auth.tenant(`Bearer ${key}`, bytes) }
+}
+
+test('made-up keys leave room for the bodies of those who have one', async () => {
+  const { auth, block, open, ask } = slowly()
+  await ask(owner.key)
+  auth.forget()
+  block()
+  const made = Array.from({ length: 100 }, (_, nth) => ask(`wb_live_made-up${nth}`, 1024 * 1024).catch(() => {}))
+  const known = ask(owner.key, 1024 * 1024)
+  // Long enough for who waits for room to be refused.
+  setTimeout(open, 1500)
+  assert.equal((await known).tenantId, owner.tenantId)
+  await Promise.all(made)
 })
 
 test('of many keys that are looked up at once, each is answered for itself', async () => {
