@@ -42,17 +42,19 @@ test('a key that was refused is taken as soon as it is there', async () => {
 /** Keys as a process knows them whose database answers once `open` is called. */
 function slowly() {
   const { promise: opened, resolve: open } = Promise.withResolvers<void>()
-  const wait = { for: Promise.resolve() }
+  const seen = { answers: 0 }
+  let wait = Promise.resolve()
   const pool = (async (...query: Parameters<Pool>) => {
     const rows = await sql(...query)
-    await wait.for
+    seen.answers++
+    await wait
     return rows
   }) as unknown as Pool
   const auth = createAuth(pool, ADMIN_KEY, {} as Parameters<typeof createAuth>[2])
   const block = () => {
-    wait.for = opened
+    wait = opened
   }
-  return { auth, block, open, ask: (key: string, bytes = 0) => auth.tenant(`Bearer ${key}`, bytes) }
+  return { auth, block, open, seen, ask: (key: string, bytes = 0) => auth.tenant(`Bearer ${key}`, bytes) }
 }
 
 test('made-up keys leave room for the bodies of those who have one', async () => {
@@ -66,6 +68,20 @@ test('made-up keys leave room for the bodies of those who have one', async () =>
   setTimeout(open, 1500)
   assert.equal((await known).tenantId, owner.tenantId)
   await Promise.all(made)
+})
+
+test('who asks after a key was withdrawn is not answered by a look-up from before', async () => {
+  const { auth, block, open, seen, ask } = slowly()
+  const { tenantId, key } = await createTenant(service)
+  block()
+  const before = ask(key)
+  await waitFor(() => seen.answers === 1)
+  await sql`delete from waybill.api_keys where tenant_id = ${tenantId}`
+  auth.forget()
+  const afterwards = assert.rejects(ask(key), { message: 'invalid API key' })
+  open()
+  await before
+  await afterwards
 })
 
 test('of many keys that are looked up at once, each is answered for itself', async () => {
