@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
 import { connect } from 'node:net'
 import { test } from 'node:test'
 import { parseRange } from '../../src/egress/address.ts'
@@ -31,4 +32,19 @@ test('an egress proxy that drops what it has not answered, as when it restarts, 
   dropsLeft = 2
   assert.equal((await send()).error, 'proxy_error')
   assert.equal(proxy.sockets.length, 4)
+})
+
+test('a connection on which an egress proxy has refused a receiver is not kept', async (t) => {
+  const proxy = await listenTcp((socket) =>
+    socket.once('data', () => socket.write('HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n')),
+  )
+  const sender = createSender({ allow: [], timeoutMs: 2000, proxyUrl: `http://127.0.0.1:${proxy.port}` })
+  t.after(async () => {
+    sender.close()
+    await proxy.close()
+  })
+  const { error } = await sender.send({ url: 'http://a.example.test/', headers: {}, body: '{}' })
+  assert.equal(error, 'blocked_destination')
+  const [socket] = proxy.sockets
+  if (!socket!.closed) await once(socket!, 'close', { signal: AbortSignal.timeout(5000) })
 })

@@ -1269,3 +1269,13 @@ test('a receiver that has left before its connection is looked at has reset it, 
   const { error } = await startSender(t).post(receiver.url)
   assert.equal(error, 'connection_reset')
 })
+
+test('connections that have failed do not count among those for which others are given up', async (t) => {
+  let answer = 'nonsense\r\n\r\n'
+  const receiver = await startTcp(t, (socket) => onRequest(socket, () => socket.write(answer)))
+  const { post } = startSender(t, { maxConnections: 2 })
+  for (let nth = 0; nth < 3; nth++) assert.equal((await post(receiver.url)).error, 'protocol_error')
+  answer = 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n'
+  for (let nth = 0; nth < 3; nth++) assert.equal((await post(receiver.url)).error, null)
+  assert.equal(receiver.sockets.length, 4, 'the last three share one')
+})
