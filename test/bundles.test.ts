@@ -174,7 +174,7 @@ suite('bundles', { concurrency: 2 }, () => {
       assert.ok(seconds > 28.9 && seconds <= 30, `${seconds} s`)
       assert.deepEqual(rest, { state: 'retry', retries: 0, as_told: true, is_retry: true })
     }
-    assert.equal(new Set(waits.map(({ seconds }) => seconds)).size, 40, 'not all at once')
+    assert.ok(new Set(waits.map(({ seconds }) => seconds)).size > 35, 'not all at once')
     const [{ count } = { count: -1 }] = await sql<
       { count: number }[]
     >`select count::int from waybill.usage where metric = 'attempts'`

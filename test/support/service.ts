@@ -63,7 +63,8 @@ export function runProgram(
   let ended = false
   createInterface({ input: child.stdout! }).on('line', (text) => {
     stdout.push(text)
-    if (text.startsWith('{')) logs.push({ ...JSON.parse(text), text })
+    // Whoever is killed may leave half a line.
+    if (/^\{.*\}$/.test(text)) logs.push({ ...JSON.parse(text), text })
   })
   createInterface({ input: child.stderr! }).on('line', (text) => stderr.push(text))
   const exited = new Promise<Exit>((resolve, reject) => {
