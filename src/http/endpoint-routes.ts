@@ -94,7 +94,7 @@ const writableFields = (allow: readonly AddressRange[]) => ({
 
 const ACTIVATION = z.boolean().openapi({
   description:
-    'False: nothing is sent from now on, what waits is kept, and events that are published meanwhile never come. True: what waits goes out.',
+    'False: within two seconds nothing more is sent; what waits is kept, and events that are published meanwhile never come. True: what waits goes out.',
 })
 
 const endpointPath = z.object({ endpoint_id: id('endpoint') })

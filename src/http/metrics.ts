@@ -14,7 +14,7 @@ const getMetrics = createRoute({
   tags: ['Metrics'],
   summary: 'Operational metrics of the tenant',
   description:
-    'Over all that retention has not deleted. Kept up to date by the transactions that publish and record, so they agree with the records. Retention takes attempts off these counts by the hour in which they were made, but deletes their records together with their delivery.',
+    'Over all that retention has not deleted. Kept up to date by the transactions that publish and record, so they agree with the records. Retention takes attempts off these counts by the day on which they were made, but deletes their records together with their delivery.',
   responses: {
     200: answers(
       'The metrics',
