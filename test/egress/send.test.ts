@@ -1196,7 +1196,7 @@ for (const tls of [false, true])
     }
   })
 
-test('a receiver behind an egress proxy that answers before it is asked is told so', async (t) => {
+test('that a receiver behind an egress proxy answers before it is asked is said of the attempt', async (t) => {
   const proxy = await startRaw(t, `HTTP/1.1 200 Established\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n`)
   const { post } = startSender(t, { proxyUrl: `http://127.0.0.1:${proxy.port}` })
   const outcome = await post('http://127.0.0.1:1/')
