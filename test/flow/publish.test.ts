@@ -82,3 +82,15 @@ test('who may reach fewer endpoints than another may not reach more for publishi
     ['fanout', 'accepted'],
   )
 })
+
+test('an event that reaches too many endpoints does not put back in the queue what is published together with it', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (const types of [['narrow'], ['wide'], ['wide']]) await insertEndpoint(sql, { types })
+  const publish = createPublish(sql, { ...NO_LIMITS, fanout: 1 })
+  await Promise.all(
+    ['narrow', ...Array(50).fill('wide')].map((type) =>
+      publish({ tenantId: 'acme', event: { type, payload: '{}', idempotencyKey: null } }),
+    ),
+  )
+  assert.deepEqual([...(await sql`select tag from waybill.endpoint_stats`)], [{ tag: 1 / 64 }])
+})
