@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
-import { connect } from 'node:net'
+import { connect, createServer } from 'node:net'
 import { test } from 'node:test'
+import { limitClients } from '../src/http/limit-clients.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { startReceiver } from './support/receiver.ts'
 import { startTenant } from './support/service.ts'
-import { listenTcp, onRequest } from './support/tcp.ts'
+import { listen, listenTcp, onRequest } from './support/tcp.ts'
 import { waitFor } from './support/wait.ts'
 
 const FILES = 128
@@ -54,6 +55,24 @@ test('clients leave the files that delivering takes, and the log tells that they
   assert.ok(Number(refused) > 10 && Number(connections) < FILES / 4, `${refused} refused at ${connections}`)
   const told = service.logs.filter(({ msg }) => msg === 'http.full').length
   assert.ok(told <= 1 + (performance.now() - began) / 1000, `told ${told} times`)
+})
+
+test('clients that are refused after the log has told of others are told of, too, and each once', async (t) => {
+  const told: number[] = []
+  const server = createServer()
+  limitClients(server, 1, (refused) => told.push(refused))
+  const { port, close } = await listen(server, 'unused', () => {})
+  cleanUp(t, close)
+  const come = () => {
+    const socket = connect(port, '127.0.0.1').on('error', () => {})
+    cleanUp(t, () => void socket.destroy())
+  }
+  come()
+  for (const refused of [[2], [2, 3]]) {
+    for (let n = 0; n < (refused.at(-1) ?? 0); n++) come()
+    await waitFor(() => told.length === refused.length)
+    assert.deepEqual(told, refused)
+  }
 })
 
 test('connections to receivers are kept only while others need no file for theirs', { skip }, async (t) => {
