@@ -4,7 +4,7 @@ import { identifier } from '../../src/db/statement.ts'
 import { createRateCounter } from '../../src/flow/rate-counter.ts'
 import { firstOfNextMonth } from '../../src/http/usage.ts'
 import type { Scope } from '../support/cleanup.ts'
-import { createDatabase, waitingForLocks } from '../support/database.ts'
+import { createDatabase, lock, waitingForLocks } from '../support/database.ts'
 import { settled } from '../support/deliveries.ts'
 import { rawRequest } from '../support/raw-http.ts'
 import { startReceiver } from '../support/receiver.ts'
@@ -109,6 +109,17 @@ describe('a quota lets exactly as much through as it says, with 100 requests at 
       assert.deepEqual(body, { ok: false, error: 'maximum endpoint count exceeded', details: { limit: 3, current: 3 } })
     }
     assert.equal((await call('GET', '/v1/endpoints')).body.data.length, 3)
+  })
+
+  test('endpoints, also where two are made at the same moment', async () => {
+    const { call } = await quotas.newTenant({ max_endpoints: 1 })
+    const { sql, newSession } = quotas.database
+    const unlock = await lock(newSession(), 'waybill.endpoints in share mode')
+    const made = [create(call), create(call)]
+    await waitFor(async () => (await waitingForLocks(sql)) === 2, { what: 'both to be under way' })
+    await unlock()
+    const statuses = (await Promise.all(made)).map(({ status }) => status)
+    assert.deepEqual(statuses.sort(), [201, 429])
   })
 
   test('fan-out: an event may match as many endpoints, and not one more; nothing of it is stored', async () => {
