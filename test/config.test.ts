@@ -76,7 +76,6 @@ test('every bad variable is reported, not only the first', () => {
 })
 
 const BAD: [name: string, value: string][] = [
-  ['PORT', '65536'],
   ['PORT', '80.5'],
   ['PORT', '0x50'],
   ['PORT', ' 80'],
@@ -109,13 +108,8 @@ const BAD: [name: string, value: string][] = [
   ['WEBHOOK_HEADER_PREFIX', '-a'],
   ['EGRESS_ALLOW', 'localhost'],
   ['EGRESS_ALLOW', '300.0.0.0/8'],
-  ['ATTEMPT_TIMEOUT_SECONDS', '0'],
-  ['RETRY_DELAY_SECONDS', '0'],
   ['RETRY_LIMIT', '1e3'],
-  ['WORKER_CONCURRENCY', '0'],
-  ['MAX_PAYLOAD_BYTES', '1'],
   ['MONTHLY_EVENT_LIMIT', '9007199254740993'],
-  ['RETENTION_DAYS', '0'],
   ['RETENTION_CRON', 'daily'],
   ['RETENTION_CRON', 'a b c d e'],
   ['RETENTION_CRON', 'H H * * *'],
@@ -132,6 +126,46 @@ for (const [name, value] of BAD) {
     assert.match(found[0]!, new RegExp(`^${name}: .`))
   })
 }
+
+const BOUNDS: [name: string, min: number, max: number][] = [
+  ['PORT', 0, 65_535],
+  ['ATTEMPT_TIMEOUT_SECONDS', 1, 300],
+  ['RETRY_LIMIT', 0, 100],
+  ['RETRY_DELAY_SECONDS', 1, 86_400],
+  ['RETRY_DELAY_MAX_SECONDS', 1, 604_800],
+  ['WORKER_CONCURRENCY', 1, 10_000],
+  ['ENDPOINT_CONCURRENCY', 1, 10_000],
+  ['BREAKER_FAILURES', 1, 1_000_000],
+  ['BREAKER_SECONDS', 0, 86_400],
+  ['BREAKER_PROBE_SECONDS', 1, 3600],
+  ['BREAKER_PROBE_MAX_SECONDS', 1, 86_400],
+  ['ENDPOINT_DISABLE_DAYS', 0, 3650],
+  ['MAX_PAYLOAD_BYTES', 2, 16_777_216],
+  ['MAX_ENDPOINTS', 0, 100_000],
+  ['MAX_FANOUT_ENDPOINTS', 0, 100_000],
+  ['MONTHLY_EVENT_LIMIT', 0, Number.MAX_SAFE_INTEGER],
+  ['MONTHLY_ATTEMPT_LIMIT', 0, Number.MAX_SAFE_INTEGER],
+  ['RATE_LIMIT_WINDOW_SECONDS', 1, 86_400],
+  ['RATE_LIMIT_EVENTS_WRITE', 0, 1_000_000_000],
+  ['RATE_LIMIT_ENDPOINTS_WRITE', 0, 1_000_000_000],
+  ['RATE_LIMIT_DELIVERIES_REPLAY', 0, 1_000_000_000],
+  ['RATE_LIMIT_READ', 0, 1_000_000_000],
+  ['ROTATION_OVERLAP_SECONDS', 0, 2_592_000],
+  ['RETENTION_DAYS', 1, 3650],
+  ['SHUTDOWN_GRACE_SECONDS', 0, 600],
+]
+
+test('each number is taken up to its bounds and not beyond', () => {
+  for (const [name, min, max] of BOUNDS) {
+    for (const value of [min, max]) assert.equal(Reflect.get(readConfig({ [name]: String(value) }), name), value, name)
+    for (const value of [min - 1, max + 1]) {
+      const [problem = '', ...others] = problems({ [name]: String(value) })
+      assert.ok(problem.startsWith(`${name}: `) && others.length === 0, `${name}=${value}`)
+    }
+  }
+  const numbers = Object.entries(readConfig({})).filter(([, value]) => typeof value === 'number')
+  assert.deepEqual(numbers.map(([name]) => name).sort(), BOUNDS.map(([name]) => name).sort())
+})
 
 test('an own database needs its keys; the embedded one brings its own', () => {
   const names = problems({ DATABASE_URL: OWN.DATABASE_URL }).map((problem) => problem.split(':')[0])
