@@ -98,6 +98,8 @@ const BAD: [name: string, value: string][] = [
   ['ADMIN_API_KEY', 'k'.repeat(15)],
   ['WEBHOOK_HEADER_PREFIX', 'p'.repeat(65)],
   ['ENCRYPTION_KEY', Buffer.alloc(31).toString('base64')],
+  ['ENCRYPTION_KEY', Buffer.alloc(33).toString('base64')],
+  ['ENCRYPTION_KEY', `${KEY};${KEY}`],
   ['ENCRYPTION_KEY', `${KEY.slice(0, -2)}!=`],
   ['ADMIN_API_KEY', ' '.repeat(20)],
   ['ADMIN_API_KEY', 'é'.repeat(20)],
@@ -199,7 +201,8 @@ test('the configuration cannot be changed', () => {
 test('what is logged of the configuration holds no key and no password', () => {
   const config = readConfig({
     ...OWN,
-    DATABASE_URL: 'postgres://user:hunter2@db.internal:5432/waybill?sslpassword=hunter3&application_name=x',
+    DATABASE_URL:
+      'postgres://user:hunter2@db.internal:5432/waybill?sslpassword=hunter3&api_key=hunter8&application_name=x',
     ADMIN_API_KEY: 'admin-key-hunter4',
     EGRESS_ALLOW: '127.0.0.0/8',
     EGRESS_PROXY_URL: 'http://hunter5:hunter6@proxy.internal:3128',
