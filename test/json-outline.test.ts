@@ -67,6 +67,12 @@ function assertAgreement(text: string): void {
   assert.deepEqual(JSON.parse(outline(text)), expected)
 }
 
+test('every character up to the space is judged as JSON.parse judges it, in a string and outside', () => {
+  for (let code = 0; code <= 32; code++)
+    for (const around of ['{"a":"b?"}', '{"a?":1}', '{"a":"\\?"}', '{"a":?1}', '[1?]'])
+      assertAgreement(around.replace('?', String.fromCharCode(code)))
+})
+
 test('a text is JSON exactly if it is for JSON.parse, and its outline has the same members', () => {
   const space = fc.constantFrom('', ' ', '\n', '\t  ', '\r')
   const spaced = fc.tuple(fc.json({ maxDepth: 5, stringUnit: 'binary' }), space).map(([json, between]) => {
