@@ -98,6 +98,7 @@ const DIFFERENT: [string, string, string][] = [
   ['{"a":[["k",1]]}', '{"a":{"k":1}}', 'a list of pairs and an object'],
   ['{"__proto__":{"a":1}}', '{"__proto__":{"a":2}}', 'what stands under __proto__'],
   ['{"__proto__":{"a":1}}', '{}', '__proto__ and absent'],
+  ['{"__proto__":{}}', '{"a":{}}', '__proto__ and another name'],
   ['{"a":{"number":"1e0"}}', '{"a":1}', 'an object and a number'],
   [String.raw`{"a":"\ud800"}`, String.raw`{"a":"\ud801"}`, 'lone surrogates'],
   [String.raw`{"a":"\u0000"}`, '{"a":""}', 'NUL and empty'],
