@@ -58,3 +58,20 @@ test('a connection whose commit or rollback failed is not lent again in its tran
     await pool`select 1`
   }
 })
+
+test('what is left of a transaction that failed does not run after its rollback', async (t) => {
+  const { sql: pool } = await createDatabase(t)
+  await pool.text('create table done (what text)')
+  const { promise: failed, resolve: goOn } = Promise.withResolvers<void>()
+  let rest: Promise<unknown> | undefined
+  await assert.rejects(
+    pool.begin(async (sql) => {
+      rest = failed.then(() => sql`insert into done values ('late')`)
+      await sql`select 1 / 0`
+    }),
+    { code: '22012' },
+  )
+  goOn()
+  await assert.rejects(async () => await rest, /the transaction is over/)
+  assert.deepEqual(await pool`select from done`, [])
+})
