@@ -291,6 +291,21 @@ test('a key whose event goes just before it is compared makes a new event, and t
   assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 2 })
 })
 
+test('a request that is submitted again after its window has ended takes nothing off the count of the next', async () => {
+  const tenant = await start()
+  const isUncount = (statement: string) => statement.includes('count = count - 1')
+  const publish = publishHere(async (statement) => {
+    if (isUncount(statement))
+      await database.sql`
+        update waybill.rate_windows set window_start = window_start + interval '1 day', count = 5
+        where tenant_id = ${tenant.tenantId}`
+  })
+  await publish(tenant, 'k', '{"n":1}')
+  await database.sql`delete from waybill.deliveries where tenant_id = ${tenant.tenantId}`
+  await database.sql`delete from waybill.events where tenant_id = ${tenant.tenantId}`
+  assert.equal((await publish(tenant, 'k', '{"n":2}')).rate.count, 6)
+})
+
 test('the first event is read only for a request that may repeat it, and a tenant has no two large ones read at once', async () => {
   const [tenant, other] = [await start(), await start()]
   const { promise: held, resolve: open } = Promise.withResolvers<void>()
