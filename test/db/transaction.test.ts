@@ -75,3 +75,14 @@ test('what is left of a transaction that failed does not run after its rollback'
   await assert.rejects(async () => await rest, /the transaction is over/)
   assert.deepEqual(await pool`select from done`, [])
 })
+
+test('a transaction in which a failure was overlooked is not taken for one that was committed', async (t) => {
+  const { sql: pool } = await createDatabase(t)
+  await pool.text('create table done (what text)')
+  const overlooking = pool.begin(async (sql) => {
+    await sql`insert into done values ('early')`
+    await sql`select 1 / 0`.catch(() => {})
+  })
+  await assert.rejects(overlooking, /the transaction was rolled back/)
+  assert.deepEqual(await pool`select from done`, [])
+})
