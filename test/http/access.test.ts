@@ -188,6 +188,10 @@ describe('another tenant’s record', () => {
     assert.deepEqual((await stranger.call('GET', `/v1/deliveries?endpoint_id=${endpoint_id}`)).body.data, [])
     const { body } = await stranger.call('GET', '/v1/metrics/summary')
     assert.deepEqual(body.deliveries_by_status, { pending: 0, retrying: 0, delivered: 0, dead_lettered: 0 })
+    assert.deepEqual(body.endpoint_counts, { total: 0, active: 0, inactive: 0 })
+    assert.equal(body.queue_age_seconds, 0)
+    const { events_count, attempts_count } = (await stranger.call('GET', '/v1/usage/current')).body
+    assert.deepEqual([events_count, attempts_count], [0, 0])
   })
 
   test('may have the same idempotency key as one’s own', async () => {
