@@ -399,6 +399,15 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     }
   })
 
+  test('a tenant that is only given another slug keeps its limits; new ones replace all of them', async () => {
+    const { tenant, admin } = await quotas.newTenant({ max_endpoints: 5, monthly_events: 6 })
+    const put = async (tenant_slug: string, more: object = {}) =>
+      (await admin('POST', '/v1/admin/tenants', { body: { tenant_id: tenant.tenantId, tenant_slug, ...more } })).body
+        .limits
+    assert.deepEqual(await put(`${tenant.tenantId}-new`), { max_endpoints: 5, monthly_events: 6 })
+    assert.deepEqual(await put(tenant.tenantId, { limits: { max_endpoints: 7 } }), { max_endpoints: 7 })
+  })
+
   test('a tenant is told its own limits', async () => {
     const monthly = { events: 11, attempts: 12 }
     const hard = { max_endpoints: 13, max_fanout_endpoints: 14, max_payload_bytes: 15 }
