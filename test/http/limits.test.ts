@@ -399,6 +399,16 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     }
   })
 
+  test('a tenant’s new limits hold in other processes long before what those remember is old', async () => {
+    const { tenant, call, admin } = await quotas.newTenant()
+    // Each process in turn.
+    const both = async () => [await call('GET', '/v1/usage/limits'), await call('GET', '/v1/usage/limits')]
+    await both()
+    const body = { tenant_id: tenant.tenantId, tenant_slug: tenant.tenantId, limits: { monthly_events: 9 } }
+    assert.equal((await admin('POST', '/v1/admin/tenants', { body })).status, 200)
+    await waitFor(async () => (await both()).every((reply) => reply.body.monthly.events === 9), { timeoutMs: 3000 })
+  })
+
   test('a tenant that is only given another slug keeps its limits; new ones replace all of them', async () => {
     const { tenant, admin } = await quotas.newTenant({ max_endpoints: 5, monthly_events: 6 })
     const put = async (tenant_slug: string, more: object = {}) =>
