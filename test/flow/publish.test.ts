@@ -94,3 +94,37 @@ test('an event that reaches too many endpoints does not put back in the queue wh
   )
   assert.deepEqual([...(await sql`select tag from waybill.endpoint_stats`)], [{ tag: 1 / 64 }])
 })
+
+for (const limits of [{ rate: 2, window_seconds: 86_400 }, { monthly_events: 2 }])
+  test(`of tenants whose events arrive together each has as many accepted as its own ${Object.keys(limits)[0]} allows`, async (t) => {
+    const { sql } = await createDatabase(t)
+    for (const tenant of ['acme', 'zeta']) await insertEndpoint(sql, { tenant })
+    const publish = createPublish(sql, { ...NO_LIMITS, ...limits })
+    const results = await Promise.all(
+      ['acme', 'zeta', 'acme', 'zeta', 'acme'].map((tenantId) =>
+        publish({ tenantId, event: { type: 'a', payload: '{}', idempotencyKey: null } }),
+      ),
+    )
+    assert.deepEqual(
+      results.map(({ outcome }) => outcome),
+      ['accepted', 'accepted', 'accepted', 'accepted', 'rate' in limits ? 'rate_limited' : 'monthly_events'],
+    )
+  })
+
+test('who has attempts left in the month may publish together with a tenant that has none', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (const tenant of ['acme', 'zeta']) await insertEndpoint(sql, { tenant })
+  await sql`
+    insert into waybill.usage (tenant_id, month, metric, count)
+    values ('acme', date_trunc('month', now() at time zone 'utc')::date, 'attempts', 5)`
+  const publish = createPublish(sql, { ...NO_LIMITS, monthly_attempts: 5 })
+  const results = await Promise.all(
+    ['acme', 'zeta'].map((tenantId) =>
+      publish({ tenantId, event: { type: 'a', payload: '{}', idempotencyKey: null } }),
+    ),
+  )
+  assert.deepEqual(
+    results.map(({ outcome }) => outcome),
+    ['monthly_attempts', 'accepted'],
+  )
+})
