@@ -197,14 +197,18 @@ test('a repeated publish that is stored in one batch with what is held makes no 
   assert.deepEqual(await eventsOf(tenant), { events: 3, deliveries: 3, jobs: 0 })
 })
 
-test('requests of one batch have places of their own in the rate window, also where one repeats an event', async () => {
-  const tenant = await start()
+test('requests of one batch have places of their own in their tenant’s rate window, also where one repeats an event', async () => {
+  const [tenant, other] = [await start(), await start()]
   const publishOne = publishHere(async () => {})
   await publishOne(tenant, 'k', '{"n":1}')
-  const results = await Promise.all(['a', 'k', 'b'].map((key) => publishOne(tenant, key, '{"n":1}')))
+  const results = await Promise.all([
+    publishOne(other, 'k', '{"n":1}'),
+    ...['a', 'k', 'b'].map((key) => publishOne(tenant, key, '{"n":1}')),
+  ])
   assert.deepEqual(
     results.map(({ outcome, rate }) => [outcome, rate.count]),
     [
+      ['accepted', 1],
       ['accepted', 2],
       ['replayed', 3],
       ['accepted', 4],
