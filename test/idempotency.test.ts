@@ -197,7 +197,7 @@ test('a repeated publish that is stored in one batch with what is held makes no 
   assert.deepEqual(await eventsOf(tenant), { events: 3, deliveries: 3, jobs: 0 })
 })
 
-test('requests of one batch have places of their own in their tenant’s rate window, also where one repeats an event', async () => {
+test('requests of one batch have places of their own in their tenant’s rate window, also the repetition of an event, which takes none in the month', async () => {
   const [tenant, other] = [await start(), await start()]
   const publishOne = publishHere(async () => {})
   await publishOne(tenant, 'k', '{"n":1}')
@@ -214,6 +214,9 @@ test('requests of one batch have places of their own in their tenant’s rate wi
       ['accepted', 4],
     ],
   )
+  const [used] = await database.sql`
+    select count::int from waybill.usage where tenant_id = ${tenant.tenantId} and metric = 'events'`
+  assert.equal(used?.count, 3)
 })
 
 test('an event whose key another one has lost by being refused is judged for itself', async () => {
