@@ -128,3 +128,15 @@ test('who has attempts left in the month may publish together with a tenant that
     ['monthly_attempts', 'accepted'],
   )
 })
+
+test('a repeated event is refused beyond the rate limit also where it arrives together with the first', async (t) => {
+  const { sql } = await createDatabase(t)
+  await insertEndpoint(sql)
+  const publish = createPublish(sql, { ...NO_LIMITS, rate: 2, window_seconds: 86_400 })
+  const event = { type: 'a', payload: '{}', idempotencyKey: 'same' }
+  const results = await Promise.all([1, 2, 3].map(() => publish({ tenantId: 'acme', event })))
+  assert.deepEqual(
+    results.map(({ outcome }) => outcome),
+    ['accepted', 'replayed', 'rate_limited'],
+  )
+})
