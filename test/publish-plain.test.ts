@@ -197,6 +197,9 @@ test('an event that goes to too many endpoints takes no place in the month from 
   await sql`
     insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
     select 'acme', gen_random_uuid(), 'http://y', '{wide}', '' from generate_series(1, 2)`
+  await sql`
+    insert into waybill.usage (tenant_id, month, metric, count)
+    values ('acme', date_trunc('month', now() at time zone 'utc') - interval '1 month', 'events', 5)`
   const limits = JSON.stringify({ ...NO_LIMITS, fanout: 1, monthly_events: 1 })
   const outcomes = await sql`
     select outcome, details ->> 'current' as current
@@ -210,6 +213,8 @@ test('an event that goes to too many endpoints takes no place in the month from 
       ['monthly_events', '1'],
     ],
   )
+  const counts = await sql`select count::int from waybill.usage where metric = 'events' order by month`
+  assert.deepEqual([...counts], [{ count: 5 }, { count: 1 }])
 })
 
 const ADD_STATS =
