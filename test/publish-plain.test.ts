@@ -253,6 +253,21 @@ for (const [what, change] of Object.entries(NOT_PLAIN))
     assert.deepEqual(await stored(sql, 'acme'), before)
   })
 
+test('events are plain whatever limits other tenants have, and however much these have used', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (const tenant of ['aaa', 'acme', 'zzz']) await addTenant(sql, tenant)
+  const none = '{"events_write_rate":1,"monthly_events":0,"monthly_attempts":0,"max_fanout_endpoints":0}'
+  await sql`update waybill.tenants set limits = case when tenant_id = 'acme' then '{}' else ${none}::jsonb end`
+  await sql`
+    insert into waybill.usage (tenant_id, month, metric, count)
+    select tenant_id, date_trunc('month', now() at time zone 'utc'), metric, 10
+    from waybill.tenants, unnest(array['events', 'attempts']::waybill.metered[]) metric where tenant_id <> 'acme'`
+  await sql`
+    insert into waybill.rate_windows (tenant_id, action, window_start, count)
+    select tenant_id, 'events:write', '2100-01-01', 10 from waybill.tenants where tenant_id <> 'acme'`
+  assert.equal((await publishPlain(sql, 'acme')).length, 1)
+})
+
 const OVERTAKEN = {
   'its rate window': `insert into waybill.rate_windows values ('acme', 'events:write', '2100-01-01', 9)`,
   'the month’s events': `insert into waybill.usage values ('acme', date_trunc('month', now() at time zone 'utc'), 'events', 9)`,
