@@ -86,6 +86,22 @@ test('a retry comes no sooner than its backoff and its receiver say, and stands 
   assert.deepEqual([...misplaced], [])
 })
 
+test('who settles a failed attempt late leaves alone what others have made of its job', async (t) => {
+  const { sql } = await createDatabase(t)
+  const ids = await queueAt(sql, [1, 2, 3])
+  await sql`select id from waybill.fetch_due(-1000, 1000, 100)`
+  await sql`
+    update pgboss.job set retry_count = 1, state = other.state from unnest(${ids}::uuid[], '{active,retry,failed}'::pgboss.job_state[]) as other (id, state)
+    where job.id = other.id`
+  const jobs = async () => [...(await sql`select * from pgboss.job where name = 'deliveries' order by id`)]
+  const before = await jobs()
+  const settled = await sql`
+    select * from waybill.settle_failed(${ids}::uuid[], ${ids.map((id) => `${id}:0`)}::text[], ${ids.map(() => 3600)}::int[])`
+  assert.deepEqual([...settled], [])
+  assert.equal(before.length, 3)
+  assert.deepEqual(await jobs(), before)
+})
+
 test('claiming and finishing read their own jobs, by plans from when the queue was known to be empty', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   const session = newSession()
