@@ -347,3 +347,18 @@ test('a delivery that the month allows no attempt shows how the one before went,
     ],
   )
 })
+
+test('who records late that the month allows no attempt leaves the one before as it is', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [false])
+  const [id] = ids as [string]
+  await sql`
+    insert into waybill.attempts (tenant_id, delivery_id, attempt_number, endpoint_id, url, status_code, response_truncated, duration_ms, retry_state, started_at)
+    values ('acme', ${id}, 1, ${endpoint}, 'http://x', 503, false, 1, 'will_retry', '2026-01-01')`
+  await sql`update pgboss.job set state = 'active', retry_count = 2 where name = 'deliveries'`
+  const settled = await sql`
+    select from waybill.record('{acme}', ${[id]}::uuid[], ${[`${id}:1`]}::text[], ${[endpoint]}::uuid[], '{http://x}', '{2}', '{1}', '{retrying}',
+      '{dead_lettered}', '{monthly_attempt_limit}', null, array[null]::timestamptz[], '{0}', array[null]::smallint[], null, null, null, '{false}')`
+  assert.deepEqual([...settled], [])
+  assert.deepEqual([...(await sql`select retry_state from waybill.attempts`)], [{ retry_state: 'will_retry' }])
+})
