@@ -186,6 +186,25 @@ test('what is put away after it was counted gives its places in the month back',
   assert.equal(await attempts(), 1)
 })
 
+test('of claims that are put away together, the one that somebody has claimed since is left alone', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [false, false, false])
+  await sql`update waybill.endpoint_stats set breaker = 'closed'`
+  await sql`select * from waybill.claim_due(false, true, 10, 1000)`
+  await sql`update pgboss.job set retry_count = 2 where name = 'deliveries' and id = ${ids[1]!}`
+  const each = <T>(value: T) => ids.map(() => value)
+  await sql`
+    select waybill.hold_claims(${each('acme')}::text[], ${ids}::uuid[], ${each(endpoint)}::uuid[], ${each(null)}::uuid[], '{0,1,0}', true)`
+  assert.deepEqual(
+    (await sql`select held from waybill.deliveries order by delivery_id`).map(({ held }) => held),
+    [true, false, true],
+  )
+  const [counts] = await sql`
+    select held::int, (select count(*)::int from waybill.attempts) as lost,
+      (select count::int from waybill.usage where metric = 'attempts') as counted from waybill.endpoint_stats`
+  assert.deepEqual({ ...counts }, { held: 2, lost: 0, counted: 1 })
+})
+
 test('a paced endpoint gets what has a slot within half a second, the first at once, and each shows its slot as its next attempt', async (t) => {
   for (const [rate, slots] of [
     [1, [0]],
