@@ -244,6 +244,18 @@ test('a replay of what an ordered endpoint is to get later has the one before it
   assert.deepEqual({ ...standing }, { is_due: true, is_shown: true, probing: null, is_wanted: true })
 })
 
+test('a replay of what has lost its job between two attempts leaves it the retries that it has', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [false])
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql`update waybill.deliveries set status = 'retrying', earlier_attempts = 3, attempt_count = 5`
+  await sql`update waybill.endpoint_stats set breaker = 'closed', pending = 0, retrying = 1`
+  await sql`select from waybill.replay('acme', ${ids[0]!})`
+  assert.deepEqual([...(await sql`select held::int from waybill.endpoint_stats`)], [{ held: 1 }])
+  await sql`select from waybill.release_held('{acme}', ${[endpoint]}::uuid[], '{0}', '{50}', interval '25 seconds')`
+  assert.deepEqual([...(await sql`select retry_count from pgboss.job where name = 'deliveries'`)], [{ retry_count: 2 }])
+})
+
 test('a replay opens no day but that of its delivery', async (t) => {
   const { sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/hook')
