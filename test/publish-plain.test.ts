@@ -268,6 +268,16 @@ test('events are plain whatever limits other tenants have, and however much thes
   assert.equal((await publishPlain(sql, 'acme')).length, 1)
 })
 
+test('events are plain however much was used in other months', async (t) => {
+  const { sql } = await createDatabase(t)
+  await addTenant(sql, 'acme')
+  await sql`
+    insert into waybill.usage (tenant_id, month, metric, count)
+    select 'acme', date_trunc('month', now() at time zone 'utc') - ago * interval '1 month', metric, 10
+    from generate_series(1, 2) ago, unnest(array['events', 'attempts']::waybill.metered[]) metric`
+  assert.equal((await publishPlain(sql, 'acme')).length, 1)
+})
+
 const OVERTAKEN = {
   'its rate window': `insert into waybill.rate_windows values ('acme', 'events:write', '2100-01-01', 9)`,
   'the month’s events': `insert into waybill.usage values ('acme', date_trunc('month', now() at time zone 'utc'), 'events', 9)`,
