@@ -67,7 +67,7 @@ test('an event that reaches too many endpoints takes no place in the month from 
   )
 })
 
-test('who may reach fewer endpoints than another may not reach more for publishing together with that one', async (t) => {
+test('who may reach fewer endpoints than another may not reach more for publishing together with that one, whose month counts its own', async (t) => {
   const { sql } = await createDatabase(t)
   for (const tenant of ['acme', 'acme', 'zeta']) await insertEndpoint(sql, { tenant })
   await sql`update waybill.tenants set limits = '{"max_fanout_endpoints": 1}' where tenant_id = 'acme'`
@@ -80,6 +80,14 @@ test('who may reach fewer endpoints than another may not reach more for publishi
   assert.deepEqual(
     results.map(({ outcome }) => outcome),
     ['fanout', 'accepted'],
+  )
+  const counts = await sql`select tenant_id, count::int from waybill.usage where metric = 'events' order by tenant_id`
+  assert.deepEqual(
+    [...counts],
+    [
+      { tenant_id: 'acme', count: 0 },
+      { tenant_id: 'zeta', count: 1 },
+    ],
   )
 })
 
