@@ -53,7 +53,18 @@ function setUp(slots = SLOTS) {
       finish('fast', 20)
     }
   }
-  return { lanes, started, admit, finish, tick, runFast }
+  /** As many endpoints of other tenants, which are quick, and have one attempt under way each. */
+  const occupy = (count: number) => {
+    const others = Array.from({ length: count }, (_, nth) => `other ${nth}`)
+    const admitAll = () => assert.ok(others.every((one) => admit(one, 1).start === 1))
+    admitAll()
+    tick(20)
+    for (const one of others) finish(one, 1)
+    admitAll()
+    tick(1)
+    return others
+  }
+  return { lanes, started, admit, finish, tick, runFast, occupy }
 }
 
 suite('lanes', () => {
@@ -303,16 +314,10 @@ suite('lanes', () => {
   })
 
   test('an endpoint that waits for a slot of its tenant’s others, which hang, gets one of those that other tenants leave', () => {
-    const { lanes, admit, finish, tick } = setUp(128)
+    const { lanes, admit, finish, occupy } = setUp(128)
     const more = { tenantId: 'one' }
     admit('hangs', 2, more)
-    const others = Array.from({ length: 126 }, (_, nth) => `other ${nth}`)
-    const admitAll = () => assert.ok(others.every((one) => admit(one, 1).start === 1))
-    admitAll()
-    tick(20)
-    for (const one of others) finish(one, 1)
-    admitAll()
-    tick(1)
+    const others = occupy(126)
     assert.equal(admit('waits', 1, more).wait, 1)
     for (const one of others.slice(0, 2)) finish(one, 1)
     assert.deepEqual(lanes.takeFree(), [], 'the last two slots are for tenants that have none')
@@ -326,16 +331,10 @@ suite('lanes', () => {
     ['one at a time', 1],
   ] as const)
     test(`tenants whose endpoints wait for slots take turns with those that others leave ${how}`, () => {
-      const { lanes, admit, finish, tick } = setUp(128)
+      const { lanes, admit, finish, tick, occupy } = setUp(128)
       const tenants = ['one', 'two']
       for (const tenantId of tenants) admit(`hangs ${tenantId}`, 2, { tenantId })
-      const others = Array.from({ length: 124 }, (_, nth) => `other ${nth}`)
-      const admitAll = () => assert.ok(others.every((one) => admit(one, 1).start === 1))
-      admitAll()
-      tick(20)
-      for (const one of others) finish(one, 1)
-      admitAll()
-      tick(1)
+      const others = occupy(124)
       for (const tenantId of tenants)
         for (const nth of [1, 2]) assert.equal(admit(`waits ${tenantId} ${nth}`, 1, { tenantId }).wait, 1)
       const left: string[] = []

@@ -4,6 +4,17 @@ import { createPublish } from '../../src/flow/publish.ts'
 import { createDatabase, insertEndpoint } from '../support/database.ts'
 import { NO_LIMITS } from '../support/deliveries.ts'
 
+/** What becomes of events that arrive together. */
+async function publishTogether(
+  publish: ReturnType<typeof createPublish>,
+  events: { tenantId?: string; type?: string; idempotencyKey?: string }[],
+) {
+  const results = events.map(({ tenantId = 'acme', type = 'a', idempotencyKey = null }) =>
+    publish({ tenantId, event: { type, payload: '{}', idempotencyKey } }),
+  )
+  return (await Promise.all(results)).map(({ outcome }) => outcome)
+}
+
 test('who publishes one event does not wait for all that another publishes', async (t) => {
   const { sql } = await createDatabase(t)
   for (const id of ['zeta', 'acme'])
@@ -56,15 +67,11 @@ test('an event that reaches too many endpoints takes no place in the month from 
   const { sql } = await createDatabase(t)
   for (const types of [['wide', 'narrow'], ['wide']]) await insertEndpoint(sql, { types })
   const publish = createPublish(sql, { ...NO_LIMITS, fanout: 1, monthly_events: 2 })
-  const results = await Promise.all(
-    ['wide', 'narrow', 'wide', 'narrow', 'narrow'].map((type) =>
-      publish({ tenantId: 'acme', event: { type, payload: '{}', idempotencyKey: null } }),
-    ),
+  const outcomes = await publishTogether(
+    publish,
+    ['wide', 'narrow', 'wide', 'narrow', 'narrow'].map((type) => ({ type })),
   )
-  assert.deepEqual(
-    results.map(({ outcome }) => outcome),
-    ['fanout', 'accepted', 'fanout', 'accepted', 'monthly_events'],
-  )
+  assert.deepEqual(outcomes, ['fanout', 'accepted', 'fanout', 'accepted', 'monthly_events'])
 })
 
 test('who may reach fewer endpoints than another may not reach more for publishing together with that one, whose month counts its own', async (t) => {
@@ -72,15 +79,11 @@ test('who may reach fewer endpoints than another may not reach more for publishi
   for (const tenant of ['acme', 'acme', 'zeta']) await insertEndpoint(sql, { tenant })
   await sql`update waybill.tenants set limits = '{"max_fanout_endpoints": 1}' where tenant_id = 'acme'`
   const publish = createPublish(sql, NO_LIMITS)
-  const results = await Promise.all(
-    ['acme', 'zeta'].map((tenantId) =>
-      publish({ tenantId, event: { type: 'a', payload: '{}', idempotencyKey: null } }),
-    ),
+  const outcomes = await publishTogether(
+    publish,
+    ['acme', 'zeta'].map((tenantId) => ({ tenantId })),
   )
-  assert.deepEqual(
-    results.map(({ outcome }) => outcome),
-    ['fanout', 'accepted'],
-  )
+  assert.deepEqual(outcomes, ['fanout', 'accepted'])
   const counts = await sql`select tenant_id, count::int from waybill.usage where metric = 'events' order by tenant_id`
   assert.deepEqual(
     [...counts],
@@ -95,10 +98,9 @@ test('an event that reaches too many endpoints does not put back in the queue wh
   const { sql } = await createDatabase(t)
   for (const types of [['narrow'], ['wide'], ['wide']]) await insertEndpoint(sql, { types })
   const publish = createPublish(sql, { ...NO_LIMITS, fanout: 1 })
-  await Promise.all(
-    ['narrow', ...Array(50).fill('wide')].map((type) =>
-      publish({ tenantId: 'acme', event: { type, payload: '{}', idempotencyKey: null } }),
-    ),
+  await publishTogether(
+    publish,
+    ['narrow', ...Array(50).fill('wide')].map((type) => ({ type })),
   )
   assert.deepEqual([...(await sql`select tag from waybill.endpoint_stats`)], [{ tag: 1 / 64 }])
 })
@@ -108,15 +110,17 @@ for (const limits of [{ rate: 2, window_seconds: 86_400 }, { monthly_events: 2 }
     const { sql } = await createDatabase(t)
     for (const tenant of ['acme', 'zeta']) await insertEndpoint(sql, { tenant })
     const publish = createPublish(sql, { ...NO_LIMITS, ...limits })
-    const results = await Promise.all(
-      ['acme', 'zeta', 'acme', 'zeta', 'acme'].map((tenantId) =>
-        publish({ tenantId, event: { type: 'a', payload: '{}', idempotencyKey: null } }),
-      ),
+    const outcomes = await publishTogether(
+      publish,
+      ['acme', 'zeta', 'acme', 'zeta', 'acme'].map((tenantId) => ({ tenantId })),
     )
-    assert.deepEqual(
-      results.map(({ outcome }) => outcome),
-      ['accepted', 'accepted', 'accepted', 'accepted', 'rate' in limits ? 'rate_limited' : 'monthly_events'],
-    )
+    assert.deepEqual(outcomes, [
+      'accepted',
+      'accepted',
+      'accepted',
+      'accepted',
+      'rate' in limits ? 'rate_limited' : 'monthly_events',
+    ])
   })
 
 test('who has attempts left in the month may publish together with a tenant that has none', async (t) => {
@@ -126,25 +130,17 @@ test('who has attempts left in the month may publish together with a tenant that
     insert into waybill.usage (tenant_id, month, metric, count)
     values ('acme', date_trunc('month', now() at time zone 'utc')::date, 'attempts', 5)`
   const publish = createPublish(sql, { ...NO_LIMITS, monthly_attempts: 5 })
-  const results = await Promise.all(
-    ['acme', 'zeta'].map((tenantId) =>
-      publish({ tenantId, event: { type: 'a', payload: '{}', idempotencyKey: null } }),
-    ),
+  const outcomes = await publishTogether(
+    publish,
+    ['acme', 'zeta'].map((tenantId) => ({ tenantId })),
   )
-  assert.deepEqual(
-    results.map(({ outcome }) => outcome),
-    ['monthly_attempts', 'accepted'],
-  )
+  assert.deepEqual(outcomes, ['monthly_attempts', 'accepted'])
 })
 
 test('a repeated event is refused beyond the rate limit also where it arrives together with the first', async (t) => {
   const { sql } = await createDatabase(t)
   await insertEndpoint(sql)
   const publish = createPublish(sql, { ...NO_LIMITS, rate: 2, window_seconds: 86_400 })
-  const event = { type: 'a', payload: '{}', idempotencyKey: 'same' }
-  const results = await Promise.all([1, 2, 3].map(() => publish({ tenantId: 'acme', event })))
-  assert.deepEqual(
-    results.map(({ outcome }) => outcome),
-    ['accepted', 'replayed', 'rate_limited'],
-  )
+  const outcomes = await publishTogether(publish, Array(3).fill({ idempotencyKey: 'same' }))
+  assert.deepEqual(outcomes, ['accepted', 'replayed', 'rate_limited'])
 })
