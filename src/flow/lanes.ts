@@ -211,7 +211,7 @@ export function createLanes({
       const now = clock()
       countStuck(now)
       const claims: Claim[] = []
-      const first = () => turns.firstOfAny(now, roomFor(now))
+      const first = () => turns.nextOfAny(now, roomFor(now))
       for (let lane = first(); lane; lane = first()) claims.push(startFirst(lane, now) as Claim)
       return claims
     },

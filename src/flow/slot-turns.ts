@@ -46,8 +46,8 @@ export function createSlotTurns(slots: number) {
 
     first,
 
-    /** The same of any tenant; those that had one the longest ago come first, or one would have all that others leave. */
-    firstOfAny(now: number, roomFor: (lane: Lane) => Room): Lane | undefined {
+    /** The same of any tenant, which comes last from then on: one would have all that others leave. */
+    nextOfAny(now: number, roomFor: (lane: Lane) => Room): Lane | undefined {
       for (const [tenantId, line] of lines) {
         const lane = first(tenantId, now, roomFor)
         if (lane === undefined) continue
