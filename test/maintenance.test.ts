@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, waitingFor } from './support/database.ts'
 import { ADMIN_KEY, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -50,9 +50,10 @@ test('a worker that stops in the middle of scheduled work has nothing to complai
   await sql.begin(async (locking) => {
     await locking`lock table waybill.idempotency_keys in access exclusive mode`
     await makeDue(url, ['retention'])
-    const waits = () =>
-      sql`select from pg_stat_activity where application_name = 'waybill worker retention' and wait_event_type = 'Lock'`
-    await waitFor(async () => (await waits()).length > 0, { timeoutMs: 30_000, what: 'retention to be under way' })
+    await waitFor(async () => (await waitingFor(sql, 'waybill.idempotency_keys')) > 0, {
+      timeoutMs: 30_000,
+      what: 'retention to be under way',
+    })
     assert.deepEqual(await worker.stop(), { code: 0, signal: null })
   })
   assert.deepEqual(

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { isRetryable } from '../src/db/errors.ts'
 import type { Db, Pool } from '../src/db/open.ts'
 import { createPublish } from '../src/flow/publish.ts'
-import { createDatabase, insertEndpoint } from './support/database.ts'
+import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
 import { NO_LIMITS } from './support/deliveries.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -292,7 +292,7 @@ for (const [what, count] of Object.entries(OVERTAKEN))
       await other`update waybill.rate_windows set count = 10`
       await other`update waybill.usage set count = 10`
       overtaken = publishPlain(sql, 'acme').catch((error: unknown) => error)
-      await waitFor(async () => (await sql`select from pg_locks where not granted`).length > 0)
+      await waitFor(async () => (await waitingForLocks(sql)) > 0)
     })
     assert.equal(isRetryable(await overtaken), true)
     assert.deepEqual((await stored(sql, 'acme'))?.events, [])
@@ -307,7 +307,7 @@ test('events take their idempotency keys in order, so that none waits for a key 
   await newSession().begin(async (other) => {
     await take(other, 'first')
     waiting = publishPlain(sql, 'acme', ['second', 'first'])
-    await waitFor(async () => (await sql`select from pg_locks where not granted`).length > 0)
+    await waitFor(async () => (await waitingForLocks(sql)) > 0)
     await other`set local lock_timeout = '10ms'`
     await take(other, 'second')
   })
@@ -329,7 +329,7 @@ test('events that waited for an idempotency key go to the endpoints that are act
   const other = newSession().begin(async (other) => {
     await other`insert into waybill.idempotency_keys values ('acme', 'key', gen_random_uuid())`
     publishing = publishPlain(sql, 'acme', ['key']).catch((error: unknown) => error)
-    await waitFor(async () => (await sql`select from pg_locks where not granted`).length > 0)
+    await waitFor(async () => (await waitingForLocks(sql)) > 0)
     await sql`update waybill.endpoints set is_active = false`
     throw new Error('it fails, and the key is free again')
   })

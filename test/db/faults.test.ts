@@ -65,7 +65,11 @@ async function between(t: TestContext, url: string, meet: (client: Socket, forwa
 
 const isUnderWay = (sql: Pool, what: string) =>
   waitFor(
-    async () => (await sql`select from pg_stat_activity where state = 'active' and query like ${what}`).length > 0,
+    async () =>
+      (
+        await sql`
+          select from pg_stat_activity where datname = current_database() and state = 'active' and query like ${what}`
+      ).length > 0,
   )
 
 test('what came of an answer that failed is not counted with the next one', async (t) => {

@@ -56,9 +56,13 @@ export async function insertEndpoint(
   return row!.id
 }
 
-/** How many wait for a table that is locked. */
+/** How many wait for a table that is locked. In other tests' databases the table has the same number. */
 export const waitingFor = async (sql: Pool, table: string) =>
-  (await sql`select from pg_locks where relation = ${table}::regclass and not granted`).length
+  (
+    await sql`
+      select from pg_locks l join pg_database d on d.oid = l.database
+      where datname = current_database() and relation = ${table}::regclass and not granted`
+  ).length
 
 /** How many statements wait for others' locks; with `query`, of those like it. */
 export const waitingForLocks = async (sql: Pool, query = '%') =>
