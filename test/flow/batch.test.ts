@@ -175,9 +175,27 @@ test('after a batch that was too slow, half as many are tried, and more again wh
       return items
     },
   })
-  const results = await Promise.allSettled(Array.from({ length: 18 }, (_, n) => submit(n)))
-  assert.equal(results.filter(({ status }) => status === 'fulfilled').length, 2)
-  assert.deepEqual(sizes, [8, 4, 2, 4])
+  const results = await Promise.allSettled(Array.from({ length: 20 }, (_, n) => submit(n)))
+  assert.equal(results.filter(({ status }) => status === 'fulfilled').length, 4)
+  assert.deepEqual(sizes, [8, 4, 2, 4, 2])
+})
+
+test('one item that was too slow by itself keeps nobody else from being tried', async () => {
+  const sizes: number[] = []
+  const submit = createBatcher<number, number>({
+    max: 8,
+    run: async (items) => {
+      sizes.push(items.length)
+      // What runs without an item would run so for ever.
+      if (items.length === 0) await new Promise(() => {})
+      if (sizes.length === 1) await takeTooLong()
+      return items
+    },
+  })
+  await assert.rejects(submit(1))
+  void submit(2)
+  await waitFor(() => sizes.length === 2)
+  assert.deepEqual(sizes, [1, 1])
 })
 
 test('owners take turns: who brings one item does not wait for all that another has brought', async () => {
