@@ -55,16 +55,15 @@ test('a delivery without a job is found behind more than one look can hold', asy
   const receiver = await startReceiver(t)
   const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
   const create = async () => (await tenant.createEndpoint(receiver.url('/hook'))).endpoint_id
-  const [before, behind] = [await create(), await create()].sort()
+  const [before] = [await create(), await create()].sort()
   const { delivery_ids } = await tenant.publish()
   await sql`
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, next_attempt_at, updated_at)
     select ${tenant.tenantId}, waybill.make_delivery_id(event), event, ${before!}, 'later', 'retrying', now() + interval '1 day', now()
     from waybill.make_id(clock_timestamp()) as event, generate_series(1, 100000)`
   await sql`update waybill.endpoint_stats set retrying = 100000 where endpoint_id = ${before!}`
-  await sql`
-    delete from pgboss.job where id = (select delivery_id from waybill.deliveries where endpoint_id = ${behind!} and delivery_id = any(${delivery_ids}))`
-  await sql`update waybill.deliveries set updated_at = now() - interval '1 minute' where endpoint_id = ${behind!}`
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql`update waybill.deliveries set updated_at = now() - interval '1 minute' where delivery_id = any(${delivery_ids})`
   await startService(t, { databaseUrl, mode: 'worker' })
   await receiver.until(2, { timeoutMs: 60_000 })
 })
@@ -290,6 +289,43 @@ test('what has lost its job is held once, while it is being replayed', async (t)
     await sweep.stop()
     assert.deepEqual(await held(), { rows: 4000, counted: 4000 })
   }
+})
+
+test('what is held, waits in a bundle, is due later or has changed a moment ago is not taken for lost', async (t) => {
+  const { sql, openPool } = await createWithEndpoint(t)
+  for (const count of [2, 1, 1, 1, 1]) await publishMany(sql, 'acme', count)
+  await sql`delete from pgboss.job where name = 'deliveries' and not data ? 'ids'`
+  await sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
+  const ids = (await sql`select delivery_id as id from waybill.deliveries where bundle is null order by 1`).map(
+    ({ id }) => id,
+  )
+  const [lost, held, later, changed] = ids as [string, string, string, string]
+  await sql`update waybill.deliveries set held = true, next_attempt_at = null where delivery_id = ${held}`
+  await sql`update waybill.endpoint_stats set held = 1`
+  await sql`update waybill.deliveries set next_attempt_at = now() + interval '1 hour' where delivery_id = ${later}`
+  await sql`update waybill.deliveries set updated_at = now() where delivery_id = ${changed}`
+  const sweep = startSweep({ pool: openPool(), log: createLog('silent'), longestWaitSeconds: 0 })
+  cleanUp(t, sweep.stop)
+  const isHeld = async () => (await sql`select from waybill.deliveries where delivery_id = ${lost} and held`).length > 0
+  await waitFor(isHeld, { what: 'the lost one to be held' })
+  const now =
+    await sql`select delivery_id as id from waybill.deliveries where held and next_attempt_at is null order by 1`
+  assert.deepEqual(
+    now.map(({ id }) => id),
+    [lost, held],
+  )
+  assert.deepEqual([...(await sql`select held::int from waybill.endpoint_stats`)], [{ held: 2 }])
+})
+
+test('more lost jobs than one look repairs are repaired without a rest', async (t) => {
+  const { sql, openPool } = await createWithEndpoint(t)
+  await publishMany(sql, 'acme', 1001)
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
+  const sweep = startSweep({ pool: openPool(), log: createLog('silent'), longestWaitSeconds: 0 })
+  cleanUp(t, sweep.stop)
+  const held = async () => (await sql`select from waybill.deliveries where held`).length
+  await waitFor(async () => (await held()) === 1001, { what: 'all to be held' })
 })
 
 test('a probe that is due tomorrow, because the clock was ahead, is made now', async (t) => {
