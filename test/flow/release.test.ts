@@ -92,6 +92,17 @@ test('a probe that does not come back in time has the oldest delivery that is he
   const { endpoint, ids } = await startFailing(sql, [true, false])
   await sql`update waybill.endpoint_stats set probing = ${ids[1]!}, next_probe_at = now()`
   await sql`select waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[1], array[50], interval '25 seconds')`
+  const [row] = await sql`
+    select probing, held::int, next_probe_at > now() + interval '20 seconds' as is_alone from waybill.endpoint_stats`
+  assert.deepEqual(row, { probing: ids[0], held: 0, is_alone: true })
+})
+
+test('an ordered endpoint is probed with its oldest delivery, whichever was probed before', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [true, true])
+  await sql`update waybill.endpoints set ordered = true`
+  await sql`update waybill.endpoint_stats set probing = ${ids[1]!}, next_probe_at = now()`
+  await sql`select waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds')`
   const [row] = await sql`select probing, held::int from waybill.endpoint_stats`
-  assert.deepEqual(row, { probing: ids[0], held: 0 })
+  assert.deepEqual(row, { probing: ids[0], held: 1 })
 })
