@@ -11,6 +11,7 @@ import { createSender } from '../../src/egress/send.ts'
 import { AUTHORITY, KEY, TRUSTED } from './certificates.ts'
 import { startDns } from './dns.ts'
 import { listen, listenTcp, onRequest } from './tcp.ts'
+import { waitFor } from './wait.ts'
 
 interface Zone {
   A?: string[]
@@ -76,13 +77,18 @@ const connectionsTo = (addresses: string[]) =>
 const blockedConnections = () =>
   [...connectionsByAddress].reduce((sum, [address, seen]) => (PUBLIC.includes(address) ? sum : sum + seen), 0)
 
-// Without the rules every blocked address can be reached here; else a count of zero would say nothing.
-for (const address of [...BLOCKED, '127.0.0.1', '::1']) {
+async function reach(address: string): Promise<true> {
   const socket = connect(80, address)
   await once(socket, 'connect')
   socket.destroy()
   await once(socket, 'close')
+  return true
 }
+
+// Without the rules every blocked address can be reached here; else a count of zero would say nothing. The kernel makes the routes to
+// IPv6 addresses a moment later.
+for (const address of [...PUBLIC, ...BLOCKED, '127.0.0.1', '::1'])
+  await waitFor(() => reach(address), { what: `the way to ${address}` })
 while (blockedConnections() < BLOCKED.length + 2) await new Promise(setImmediate)
 connectionsByAddress.clear()
 
