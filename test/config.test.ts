@@ -227,6 +227,10 @@ test('the program hands on what it is set to', async (t) => {
     WEBHOOK_HEADER_PREFIX: 'X-Acme',
     ROTATION_OVERLAP_SECONDS: '60',
     RETENTION_CRON: '5 4 * * *',
+    RATE_LIMIT_EVENTS_WRITE: '21',
+    RATE_LIMIT_ENDPOINTS_WRITE: '22',
+    RATE_LIMIT_DELIVERIES_REPLAY: '23',
+    RATE_LIMIT_READ: '24',
   }
   const service = await startService(t, { databaseUrl, env })
   const tenant = await createTenant(service)
@@ -235,7 +239,17 @@ test('the program hands on what it is set to', async (t) => {
   const [receipt] = await receiver.until(1)
   assert.equal(receipt!.headers['x-acme-event-id'], event_id)
   assert.deepEqual((await service.call('GET', '/openapi.json')).body.servers, [{ url: env.BASE_URL }])
-  assert.deepEqual((await tenant.call('GET', '/v1/safety/limits')).body.egress_exemptions, ['127.0.0.0/8', '::1/128'])
+  const { egress_exemptions, rate_limits } = (await tenant.call('GET', '/v1/safety/limits')).body
+  assert.deepEqual(egress_exemptions, ['127.0.0.0/8', '::1/128'])
+  assert.deepEqual(
+    Object.fromEntries(Object.entries<{ limit: number }>(rate_limits).map(([action, { limit }]) => [action, limit])),
+    {
+      'events:write': 21,
+      'endpoints:write': 22,
+      'deliveries:replay': 23,
+      read: 24,
+    },
+  )
   const rotated = (await tenant.call('POST', `/v1/endpoints/${endpoint_id}/rotate-secret`)).body
   assert.equal(Date.parse(rotated.previous_secret_expires_at) - Date.parse(rotated.updated_at), 60_000)
   const schedules = await sql`select name, cron, timezone from pgboss.schedule order by name`
