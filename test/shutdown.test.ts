@@ -234,9 +234,18 @@ test('what fails or hangs as it is closed is told by its name, and keeps nothing
   assert.deepEqual(closed, ['at once', 'first'])
 })
 
-test('a terminal that is closed ends the service in order', async (t) => {
-  const { url: databaseUrl } = await createDatabase(t)
-  const service = await startService(t, { databaseUrl })
-  assert.deepEqual(await service.stop('SIGHUP'), { code: 0, signal: null })
+test('a terminal that is closed ends the service in order, although its shell says so once more', async (t) => {
+  const receiver = await startReceiver(t)
+  const { reply, open } = gate(200)
+  receiver.script('/hook', reply)
+  const { service, tenant } = await startTenant(t)
+  await tenant.createEndpoint(receiver.url('/hook'))
+  await tenant.publish()
+  await receiver.until(1)
+  service.signal('SIGHUP')
+  await service.logged('service.stopping')
+  service.signal('SIGHUP')
+  open()
+  assert.deepEqual(await service.exited, { code: 0, signal: null })
   assert.equal(service.logs.at(-1)?.msg, 'service.stopped')
 })
