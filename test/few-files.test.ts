@@ -57,6 +57,16 @@ test('clients leave the files that delivering takes, and the log tells that they
   assert.ok(told <= 1 + (performance.now() - began) / 1000, `told ${told} times`)
 })
 
+test('where nothing is delivered, clients may have all files that are left', { skip }, async (t) => {
+  const { service } = await startTenant(t, { mode: 'api', flags: ['--import', limited(FILES)] })
+  for (let n = 0; n < FILES; n++) {
+    const socket = connect(service.port, '127.0.0.1').on('error', () => {})
+    cleanUp(t, () => void socket.destroy())
+  }
+  const { connections } = await service.logged('http.full')
+  assert.ok(Number(connections) > FILES / 4, `full at ${connections}`)
+})
+
 test('clients that are refused after the log has told of others are told of, too, and each once', async (t) => {
   const told: number[] = []
   const server = createServer()
