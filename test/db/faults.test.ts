@@ -282,6 +282,19 @@ test('when one connection leads nowhere, those that nobody uses are not tried', 
   assert.equal(network.sockets.length, 4)
 })
 
+test('a start waits for a database that is starting or stopping, or has no connection to spare', async (t) => {
+  const { url } = await start(t)
+  const passing = ['57P03', '57P01', '53300']
+  const door = await between(t, url, (client, forward) => {
+    const code = passing.shift()
+    if (code === undefined) return forward()
+    const fields = `SFATAL\0C${code}\0Mnot now\0\0`
+    client.end(Buffer.concat([Buffer.from([0x45, 0, 0, 0, 4 + fields.length]), Buffer.from(fields)]))
+  })
+  await untilReachable(door.url, log)
+  assert.deepEqual(passing, [])
+})
+
 test('a login that fails on this side is a refusal, and leaves nothing open', { timeout: 10_000 }, async (t) => {
   const { url, sql, open } = await start(t)
   const role = `test_${randomUUID().slice(0, 8)}`
