@@ -3,7 +3,9 @@ import { chown, rm, stat, writeFile } from 'node:fs/promises'
 import { userInfo } from 'node:os'
 import { join } from 'node:path'
 import { suite, type TestContext, test } from 'node:test'
+import { untilReachable } from '../../src/db/until-reachable.ts'
 import { readDatabaseUrl } from '../../src/db/url.ts'
+import { createLog } from '../../src/log.ts'
 import { AUTHORITY, KEY, TRUSTED } from '../support/certificates.ts'
 import { createDatabase } from '../support/database.ts'
 import { settled } from '../support/deliveries.ts'
@@ -27,7 +29,7 @@ const readings: [url: string, read: object][] = [
   ],
   ['postgres://u@h/d?sslmode=disable', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: false, options: '' }],
   [
-    'postgres://u@h/d?sslmode=require&channel_binding=require',
+    'postgres://u@h/d?sslmode=require&channel_binding=require&uselibpqcompat=true',
     { host: 'h', port: 5432, database: 'd', user: 'u', ssl: { rejectUnauthorized: false }, options: '' },
   ],
   ['postgres://u@h/d?sslmode=verify-full', { host: 'h', port: 5432, database: 'd', user: 'u', ssl: {}, options: '' }],
@@ -80,7 +82,7 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
     const found = { database: 'd', user: 'u', ssl: { rejectUnauthorized: false }, options: '-c geqo=off' }
     assert.deepEqual(readDatabaseUrl('postgres:///d', env), { ...found, host: 'db.example', port: 6432 })
     assert.deepEqual(readDatabaseUrl('postgres://h:1/d', env), { ...found, host: 'h', port: 1 })
-    for (const query of ['sslmode=disable', 'ssl=false', 'ssl=0'])
+    for (const query of ['sslmode=disable', 'sslmode=disable&sslrootcert=system', 'ssl=false', 'ssl=0'])
       assert.deepEqual(readDatabaseUrl(`postgres://h:1/d?${query}`, env), {
         host: 'h',
         port: 1,
@@ -90,6 +92,12 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
     assert.equal(readDatabaseUrl('postgres:///d', {}).user, userInfo().username)
     assert.equal(readDatabaseUrl('postgres:///d?options=-c%20jit%3Don', env).options, '-c jit=on')
     assert.throws(() => readDatabaseUrl('postgres://h/d', { PGSSLMODE: 'prefer' }), /PGSSLMODE/)
+  })
+
+  test('its options hold beside those that a start adds', async (t) => {
+    const { url } = await createDatabase(t)
+    const reached = await untilReachable(`${url}?options=-c%20geqo%3Doff`, createLog('silent'))
+    assert.match(readDatabaseUrl(reached, {}).options, /^-c geqo=off/)
   })
 
   test('certificates that are replaced are read anew, those that are gone stay as they were', async (t) => {
