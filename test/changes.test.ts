@@ -314,3 +314,23 @@ test('whoever publishes does not wait while an endpoint that gets a new URL and 
   await receiver.until(3)
   await receiver.until(1, { path: '/new' })
 })
+
+test('a tenant whose changes wait for each other keeps no other tenant waiting', async (t) => {
+  const { sql, newSession, service, tenant } = await startTenant(t, { mode: 'api' })
+  const other = await createTenant(service)
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+  const session = newSession()
+  await session`begin`
+  await session`select from waybill.endpoints where endpoint_id = ${endpoint_id} for update`
+  const change = () => tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { description: 'new' } })
+  const failed = new Set<number>()
+  const changes = Promise.all(
+    Array.from({ length: 50 }, (_, n) => change().then(({ status }) => status === 500 && failed.add(n))),
+  )
+  await waitFor(async () => (await waitingForLocks(sql)) > 0, { what: 'a change to wait' })
+  await other.createEndpoint('http://127.0.0.1:9/')
+  await other.publish()
+  assert.equal(failed.size, 0, 'served while the changes wait, not once they are given up')
+  await session`rollback`
+  await changes
+})
