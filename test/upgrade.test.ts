@@ -224,6 +224,16 @@ suite('functions', { concurrency: true }, () => {
   })
 })
 
+test('a migration may take as long as it needs', async (t) => {
+  const { url: databaseUrl, sql } = await createDatabase(t)
+  const main = await laterVersion(
+    t,
+    "create table public.noted as select current_setting('statement_timeout') as patience;",
+  )
+  await startService(t, { databaseUrl, mode: 'api', main })
+  assert.deepEqual([...(await sql`select patience from public.noted`)], [{ patience: '0' }])
+})
+
 suite('a table that a start has to change', { concurrency: true }, () => {
   test('is waited for while a dump reads it, and others use it meanwhile', async (t) => {
     const { url, sql } = await createDatabase(t)
