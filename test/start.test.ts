@@ -125,7 +125,7 @@ suite('starting', { concurrency: 3 }, () => {
     assert.deepEqual([...(await sql`select nspname from pg_namespace where nspname in ('waybill', 'pgboss')`)], [])
   })
 
-  test('a database in which another application has jobs is refused, and its jobs are left alone', async (t) => {
+  test('a database in which another application has a queue or jobs is refused, and its jobs are left alone', async (t) => {
     const { url, sql } = await createDatabase(t, { template: null })
     const other = new PgBoss({ connectionString: url, supervise: false, schedule: false })
     await other.start()
@@ -138,13 +138,23 @@ suite('starting', { concurrency: 3 }, () => {
     await installed.stop({ graceful: false })
     await startService(t, { databaseUrl: another.url, mode: 'api' })
 
+    const isRefused = async () => {
+      const program = runProgram(t, { env: testEnvironment(url) })
+      // One that starts is waited for as well, or the test would last for ever.
+      await Promise.race([program.exited, program.logged('service.ready')])
+      assert.match(program.stdout(), /pgboss of this database belongs to another application/)
+      assert.equal((await program.exited).code, 1)
+    }
     await other.start()
+    await other.createQueue('mail')
+    await other.stop({ graceful: false })
+    await isRefused()
+    await other.start()
+    await other.deleteQueue('mail')
     await other.createQueue('deliveries')
     await other.send('deliveries', { not: 'ours' })
     await other.stop({ graceful: false })
-    const program = runProgram(t, { env: testEnvironment(url) })
-    assert.equal((await program.exited).code, 1)
-    assert.match(program.stdout(), /pgboss of this database belongs to another application/)
+    await isRefused()
     const [jobs] = await sql`select count(*)::int from pgboss.job where name = 'deliveries'`
     assert.deepEqual({ ...jobs }, { count: 1 })
   })
@@ -196,6 +206,8 @@ suite('starting', { concurrency: 3 }, () => {
     assert.equal(config.RETRY_LIMIT, 14)
     const warning = service.logs.find((line) => line.level === 'warn')
     assert.deepEqual([warning?.msg, warning?.EGRESS_ALLOW], ['egress.exempted', ['127.0.0.0/8', '::1/128']])
+    const strict = await startService(t, { databaseUrl, mode: 'api', env: { EGRESS_ALLOW: '' } })
+    assert.ok(!strict.logs.some(({ msg }) => msg === 'egress.exempted'))
     const output = service.stdout() + service.stderr()
     for (const secret of [ADMIN_KEY, ENCRYPTION_KEY, PASSWORD]) assert.ok(!output.includes(secret))
     assert.deepEqual(await service.stop(), { code: 0, signal: null })
@@ -344,6 +356,7 @@ suite('starting', { concurrency: 3 }, () => {
     await sql.text(`alter database ${name} set standard_conforming_strings = off`)
     await sql.text(`alter database ${name} set array_nulls = off`)
     await sql.text(`alter database ${name} set lock_timeout = '1ms'`)
+    await sql.text(`alter database ${name} set statement_timeout = '1ms'`)
     await sql.text(`alter database ${name} set idle_session_timeout = '100ms'`)
     const receiver = await startReceiver(t)
     const service = await startService(t, { databaseUrl })
