@@ -484,6 +484,10 @@ suite('starting', { concurrency: 3 }, () => {
       },
     )
 
+    const nowhere = runProgram(t, { cwd, env: { ...env, HOST: '192.0.2.1' } })
+    assert.equal((await nowhere.exited).code, 1)
+    assert.ok(!existsSync(`${cwd}/.waybill/postgres/postmaster.pid`), 'a start that fails leaves no Postgres behind')
+
     const failing = async () => {
       const program = runProgram(t, { cwd, env })
       assert.deepEqual(await program.exited, { code: 1, signal: null })
