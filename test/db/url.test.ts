@@ -105,6 +105,8 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
     await writeFile(ca, AUTHORITY)
     const { ssl } = readDatabaseUrl(`postgres://u@h/d?sslmode=verify-full&sslrootcert=${ca}`, {})
     assert.deepEqual({ ...(ssl as object) }, { ca: AUTHORITY })
+    const asked = readDatabaseUrl('postgres://u@h/d', { PGSSLMODE: 'verify-full', PGSSLROOTCERT: ca })
+    assert.deepEqual({ ...(asked.ssl as object) }, { ca: AUTHORITY })
     await writeFile(ca, TRUSTED)
     assert.deepEqual({ ...(ssl as object) }, { ca: TRUSTED })
     await rm(ca)
@@ -114,10 +116,9 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
   test('a key that is none is refused in one sentence', async (t) => {
     const key = join(await createDirectory(t), 'client.key')
     await writeFile(key, 'nonsense')
-    assert.throws(
-      () => readDatabaseUrl(`postgres://h/d?sslmode=require&sslkey=${key}`, {}),
-      /^Error: sslrootcert, sslcert or sslkey cannot be read: /,
-    )
+    const said = /^Error: sslrootcert, sslcert or sslkey cannot be read: /
+    assert.throws(() => readDatabaseUrl(`postgres://h/d?sslmode=require&sslkey=${key}`, {}), said)
+    assert.throws(() => readDatabaseUrl('postgres://h/d?sslmode=require', { PGSSLKEY: key }), said)
   })
 
   for (const [query, said] of [
