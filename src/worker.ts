@@ -93,11 +93,10 @@ export async function startWorker(deps: {
     log,
   })
 
-  async function attempt(claim: Claim, answered: () => void, ready?: Promise<void>): Promise<void> {
+  async function attempt(claim: Claim, answered: () => void): Promise<void> {
     const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
     let hasBegun = false
     try {
-      await ready
       if (claim.startAt !== null) {
         await until(claim.startAt, closing.signal)
         // All that missed theirs would go out at once, beside those whose turn it is now. And the endpoint may have changed.
@@ -119,8 +118,8 @@ export async function startWorker(deps: {
     }
   }
 
-  /** Attempts a claim, once it is `ready`, and, as soon as its request is over, the next claim that waits for its slot. */
-  function start(claim: Claim, ready?: Promise<void>): void {
+  /** Attempts a claim and, as soon as its request is over, the next claim that waits for its slot. */
+  function start(claim: Claim): void {
     inHand.takeSlot(claim)
     let endedAt: number | undefined
     const goOn = () => {
@@ -131,7 +130,7 @@ export async function startWorker(deps: {
       endedAt = performance.now()
       if (inHand.answered(claim)) goOn()
     }
-    const done = attempt(claim, answered, ready).finally(() => {
+    const done = attempt(claim, answered).finally(() => {
       attempts.leave(place)
       inHand.letGo([claim])
       goOn()
@@ -161,13 +160,11 @@ export async function startWorker(deps: {
       const claimed = await claim({ kind, max, thorough, crowding })
       const full: Claim[] = []
       const surplus: Claim[] = []
-      // A turn later: the database gets the next claim in this turn, and works on it while these are sent.
-      const ready = new Promise<void>((resolve) => setImmediate(resolve))
       for (const claim of claimed.send) {
         inHand.take(claim, occupy)
         const isTooMuch = claim.withinQuota === null || isCrowding(claim.tenantId, isPreferred(claim))
         const verdict = isTooMuch ? 'crowding' : lanes.admit(claim)
-        if (verdict === 'start') start(claim, ready)
+        if (verdict === 'start') start(claim)
         if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
         if (verdict === 'line') inHand.lineUp(claim)
         if (verdict === 'full') full.push(claim)
