@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { Log } from '../log.ts'
 import type { Kind } from './claim.ts'
 import { type Loop, startLoop } from './loop.ts'
@@ -14,7 +13,7 @@ type Fetch = {
 
 /** Nobody is notified when a retry becomes due, so an idle dispatcher looks this often. */
 const POLL_MS = 500
-/** The pause between fetches when few slots are free: a fetch for several costs no more than one for a single slot. */
+/** How long a fetch waits at most for more free slots when few are: a fetch for several costs no more than one for a single slot. */
 const PAUSE_MS = 5
 /** Six bundles (sql/functions/bundles.sql). More at once would often be more than an endpoint may have waiting here, and be held. */
 const MAX_BATCH = 96
@@ -47,6 +46,8 @@ export function startDispatcher(options: {
   const announced = { first: true, retry: true }
   /** How many a fetch may ask for: half as many after one that failed, since its answer may have been too much to arrive in time. */
   const most = { first: MAX_BATCH, retry: MAX_BATCH }
+  /** Ends the wait for more free slots. */
+  let goOn = () => {}
   let lastLook = -POLL_MS
   let looks = 0
   const look = { first: createThoroughness(), retry: createThoroughness() }
@@ -66,6 +67,7 @@ export function startDispatcher(options: {
       if (!isOccupied) return
       isOccupied = false
       count(kind, tenantId, -1)
+      if (isWorthwhile()) goOn()
       if (announced.first || announced.retry || backlog.first || backlog.retry) loop.wake()
     }
   }
@@ -91,6 +93,15 @@ export function startDispatcher(options: {
     most[kind] = Math.min(2 * most[kind], MAX_BATCH)
   }
 
+  /** Whether so many slots are free that waiting for more would gain little. */
+  const isWorthwhile = () => free() >= Math.min(MAX_BATCH, slots / 2)
+
+  const forMoreSlots = () =>
+    new Promise<void>((resolve) => {
+      goOn = resolve
+      setTimeout(resolve, PAUSE_MS)
+    })
+
   const free = () => slots - occupied.first - occupied.retry
   const mostRetries = () => Math.floor(Math.max(1, slots / (backlog.first ? 4 : 2)))
   const freeForRetries = () => Math.min(free(), mostRetries() - occupied.retry)
@@ -105,7 +116,7 @@ export function startDispatcher(options: {
 
   async function run(): Promise<boolean> {
     if (free() <= 0) return false
-    if (free() < MAX_BATCH && (backlog.first || backlog.retry)) await sleep(PAUSE_MS)
+    if (!isWorthwhile() && (backlog.first || backlog.retry)) await forMoreSlots()
     const mustLook = performance.now() - lastLook >= POLL_MS
     if (mustLook) {
       lastLook = performance.now()

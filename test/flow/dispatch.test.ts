@@ -44,6 +44,25 @@ suite('the dispatcher', () => {
     assert.equal(seen.most, 80)
   })
 
+  test('asks for more as soon as half of the slots are free, and for fewer only after a moment', async (t) => {
+    const { ends, end } = start(t, { first: 1000, retry: 0 })
+    await waitFor(() => ends.length === 80)
+    // The moment.
+    t.mock.timers.enable({ apis: ['setTimeout'] })
+    const inHandSoon = async () => {
+      for (let turns = 0; turns < 10; turns++) await new Promise((resolve) => setImmediate(resolve))
+      return ends.length
+    }
+    end(39)
+    assert.equal(await inHandSoon(), 41)
+    end(1)
+    assert.equal(await inHandSoon(), 80)
+    end(1)
+    assert.equal(await inHandSoon(), 79)
+    t.mock.timers.tick(5)
+    assert.equal(await inHandSoon(), 80)
+  })
+
   test('gives retries their reserved share while both have a backlog', async (t) => {
     const { inHand, end } = start(t, { first: 100_000, retry: 100_000 })
     for (let round = 0; round < 50; round++) {
