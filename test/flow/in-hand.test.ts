@@ -73,7 +73,7 @@ test('twice as many as there are slots stand in line without one, beside those t
 
 test('what has been recorded makes room for others to be recorded without a slot', () => {
   const pool = null as never
-  const inHand = createInHand({ pool, slots: 2, closing: new AbortController().signal, log: createLog('silent') })
+  const inHand = createInHand({ pool, slots: 1, closing: new AbortController().signal, log: createLog('silent') })
   const answered = Array.from({ length: 4 }, (_, nth) => {
     const claim = claimOf(String(nth))
     inHand.take(claim, () => () => {})
