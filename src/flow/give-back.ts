@@ -4,8 +4,8 @@ import { DELIVERIES } from '../queue.ts'
 import { type Claim, type ClaimedJob, fenceOf } from './claim.ts'
 
 /**
- * Gives deliveries that were claimed in bundles, and have to come again, jobs of their own, which count as claimed too. Call it
- * in the transaction that then does something with these jobs. Repeating it does nothing.
+ * Gives deliveries that were claimed in bundles, and have to come again, jobs of their own, which count as claimed too: then do
+ * something with these at once, as touching the bundles does not reach them. Repeating it does nothing.
  */
 export async function unbundle(sql: Db, claims: ClaimedJob[]): Promise<void> {
   const bundled = claims.filter(({ bundle }) => bundle !== null)
@@ -41,12 +41,11 @@ export function fromClaims(claims: ClaimedJob[]): Fragment {
 
 /**
  * Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. The deliveries are due at
- * once or, if given, in so many `seconds`, as retries. Either all have been counted or none.
+ * once or, if given, in so many `seconds`, as retries. Either all have been counted or none. Not one transaction: its lock on the
+ * tenant's count would keep all claims of the tenant waiting for this process's next word.
  */
 export async function unclaim(pool: Pool, claims: Claim[], seconds: number | null = null): Promise<void> {
-  await pool.begin(async (sql) => {
-    await unbundle(sql, claims)
-    const own = claims.map((claim) => ({ ...claim, bundle: null }))
-    await sql`select waybill.unclaim(array_agg(c.id), array_agg(n), ${seconds}, ${claims[0]?.withinQuota !== null}) ${fromClaims(own)}`
-  })
+  await unbundle(pool, claims)
+  const own = claims.map((claim) => ({ ...claim, bundle: null }))
+  await pool`select waybill.unclaim(array_agg(c.id), array_agg(n), ${seconds}, ${claims[0]?.withinQuota !== null}) ${fromClaims(own)}`
 }
