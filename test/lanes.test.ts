@@ -254,14 +254,15 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
 
   test('an endpoint that says twice that it is gone is disabled, and announced, once', async (t) => {
     const { receiver, tenant } = await start(t, {})
-    const second = gate(410)
-    receiver.script('/gone', 410, second.reply)
+    const [first, second] = [gate(410), gate(410)]
+    receiver.script('/gone', first.reply, second.reply)
     const { endpoint_id } = await tenant.createEndpoint(receiver.url('/gone'), { subscribed_events: ['a'] })
     await tenant.createEndpoint(receiver.url('/watcher'), {
       subscribed_events: ['endpoint.disabled', 'delivery.dead_lettered'],
     })
     await Promise.all([tenant.publish('a'), tenant.publish('a')])
     await receiver.until(2, { path: '/gone' })
+    first.open()
     const told = () => receiver.at('/watcher').map(({ body }) => JSON.parse(body.toString()).type)
     await receiver.until(2, { path: '/watcher' })
     const { updated_at } = (await tenant.call('GET', `/v1/endpoints/${endpoint_id}`)).body
