@@ -23,10 +23,12 @@ export type BenchDatabase = {
   /** Deliveries that wait or are under way. */
   queued: () => Promise<number>
   /**
-   * After one, each page that is changed for the first time is written to the WAL whole. With data checksums that is so for a mere
-   * reader, too, if it is the first to see that a row is dead; so what is dead by now is looked at before.
+   * Has the server do now what it would do by itself once in a while, and nothing of it until `resumeUpkeep`: autovacuum, which comes
+   * every minute, and checkpoints. After one, each page that is changed for the first time is written to the WAL whole. With data
+   * checksums that is so for a mere reader, too, if it is the first to see that a row is dead; so vacuum removes those before.
    */
-  checkpoint: () => Promise<void>
+  pauseUpkeep: () => Promise<void>
+  resumeUpkeep: () => Promise<void>
   /** Starts counting statements anew. */
   resetStatements: () => Promise<void>
   /** What clients have sent to the service's database since; null when the extension is not there. */
@@ -86,13 +88,15 @@ export async function startDatabase(): Promise<BenchDatabase> {
       >`select coalesce(sum(coalesce(jsonb_array_length(data -> 'ids'), 1)), 0)::int as n from pgboss.job where name = 'deliveries'`
       return row.n
     },
-    async checkpoint() {
-      await waybill.begin(async (sql) => {
-        await sql`set local enable_seqscan = off`
-        await sql`set local enable_bitmapscan = off`
-        await sql`select count(*) from waybill.deliveries where status in ('pending', 'retrying')`
-      })
+    async pauseUpkeep() {
+      await waybill`alter system set autovacuum = off`
+      await waybill`select pg_reload_conf()`
+      await waybill`vacuum (analyze)`
       await waybill`checkpoint`
+    },
+    async resumeUpkeep() {
+      await waybill`alter system reset autovacuum`
+      await waybill`select pg_reload_conf()`
     },
     async resetStatements() {
       if (counting) await bench`select pg_stat_statements_reset()`
