@@ -26,6 +26,11 @@ const MAX_HEADER_BYTES = 16_384
  * itself (empty records, new keys), and all of these take time from other attempts.
  */
 const MAX_READ_BYTES = 128 * 1024
+/**
+ * How much of its request may not have been sent when a connection is kept: of a small one, TLS says so only a turn of the event loop
+ * after the system has taken it, when the answer may be there already.
+ */
+const MAX_UNSENT_BYTES = 64 * 1024
 /** How often connections are looked at for that. */
 const LOOK_MS = 50
 /** How many TLS session tickets a connection may bring. Servers send one to four; each takes time from other attempts. */
@@ -157,7 +162,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
   function give(connection: Connection): void {
     const isTooOld = performance.now() - connection.openedAt > MAX_AGE_MS
     // A receiver that answers what it has not read would have the next request wait behind it, and memory fill with both.
-    if (closed || connection.client.destroyed || isTooOld || connection.unsentBytes() > 0) {
+    if (closed || connection.client.destroyed || isTooOld || connection.unsentBytes() > MAX_UNSENT_BYTES) {
       connection.cancel()
       return
     }

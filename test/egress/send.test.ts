@@ -19,6 +19,7 @@ import {
 } from 'node:tls'
 import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
+import { Worker } from 'node:worker_threads'
 import { gzipSync } from 'node:zlib'
 import { parseRange } from '../../src/egress/address.ts'
 import { type AttemptError, LocalFault } from '../../src/egress/failure.ts'
@@ -36,6 +37,19 @@ const BODY = '{"hello":"world"}'
 const SLOW_RECEIVER = `
   const server = require('node:http').createServer((request, response) => response.end())
   server.listen({ port: 0, host: '127.0.0.1', backlog: 1 }, () => process.stdout.write(String(server.address().port)))`
+
+/** Tells its port, how many connections it has had, in each answer, and how many requests it has answered, in `answered`. */
+const TLS_RECEIVER = `
+  const { parentPort, workerData } = require('node:worker_threads')
+  let connections = 0
+  const server = require('node:https').createServer(workerData, (request, response) => {
+    response.end(String(connections), () => {
+      Atomics.add(workerData.answered, 0, 1)
+      Atomics.notify(workerData.answered, 0)
+    })
+  })
+  server.on('secureConnection', () => connections++)
+  server.listen(0, '127.0.0.1', () => parentPort.postMessage(server.address().port))`
 
 setDefaultCACertificates([...getCACertificates(), AUTHORITY])
 
@@ -612,6 +626,24 @@ test('a kept connection that the receiver closes as the next request arrives is 
     assert.equal((await post(receiver.url)).error, null)
     assert.equal((await post(receiver.url)).error, null)
     assert.deepEqual([requests, receiver.sockets.length], [3, 2])
+  }
+})
+
+test('a connection over TLS is kept when its answer is there before TLS says that the request has been sent', async (t) => {
+  const answered = new Int32Array(new SharedArrayBuffer(4))
+  const receiver = new Worker(TLS_RECEIVER, { eval: true, workerData: { key: KEY, cert: TRUSTED, answered } })
+  t.after(() => receiver.terminate())
+  const [port] = await once(receiver, 'message')
+  const { post } = startSender(t)
+  const url = `https://127.0.0.1:${port}/`
+  assert.equal((await post(url)).responseBody, '1')
+  for (let nth = 0; nth < 5; nth++) {
+    const before = Atomics.load(answered, 0)
+    const outcome = new Promise<Outcome>((resolve) => setImmediate(() => resolve(post(url))))
+    // It goes out in the turn after that, in which nothing else is done until the receiver has answered.
+    const wait = () => assert.notEqual(Atomics.wait(answered, 0, before, TIMEOUT_MS / 2), 'timed-out')
+    setImmediate(() => setImmediate(wait))
+    assert.equal((await outcome).responseBody, '1')
   }
 })
 
