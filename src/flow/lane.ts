@@ -14,8 +14,8 @@ export type Lane = {
   /** The attempts under way, oldest first. */
   started: Line<UnderWay>
   waiting: { claim: Claim; since: number }[]
-  /** Released deliveries that are on their way here. `haveSlots`: they start on arrival. */
-  arriving: { count: number; until: number; haveSlots: boolean }
+  /** Released deliveries that are on their way here. `slots`: that many of them start on arrival. */
+  arriving: { count: number; slots: number; until: number }
   /** Its place among its tenant's endpoints that have no slot, and get the next that one of the others leaves. */
   turn: Place<Lane> | null
   standing: Standing
@@ -31,7 +31,7 @@ export const newLane = (tenantId: string, now: number): Lane => ({
   tenantId,
   started: new Line(),
   waiting: [],
-  arriving: { count: 0, until: 0, haveSlots: false },
+  arriving: { count: 0, slots: 0, until: 0 },
   turn: null,
   standing: 'unsure',
   held: false,
@@ -42,9 +42,11 @@ export const newLane = (tenantId: string, now: number): Lane => ({
 /** How many are on their way: none once their time is over. */
 export const arriving = (lane: Lane, now: number) => (lane.arriving.until > now ? lane.arriving.count : 0)
 
-/** How many slots it has, or has places for. */
-export const taken = (lane: Lane, now: number) =>
-  lane.started.size + (lane.arriving.haveSlots ? arriving(lane, now) : 0)
+/** How many of these start on arrival. */
+export const keptSlots = (lane: Lane, now: number) => Math.min(arriving(lane, now), lane.arriving.slots)
+
+/** How many slots it has, or are kept for it. */
+export const taken = (lane: Lane, now: number) => lane.started.size + keptSlots(lane, now)
 
 /** How many are started, waiting or arriving. */
 export const busyIn = (lane: Lane, now: number) => lane.started.size + arriving(lane, now) + lane.waiting.length

@@ -7,6 +7,7 @@ import {
   inPatience,
   isFresh,
   isIdle,
+  keptSlots,
   type Lane,
   newLane,
   paceOf,
@@ -45,8 +46,9 @@ export type Lanes = {
   noteHeld(endpointIds: Set<string>, how: { all: boolean }): void
   /**
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
-   * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between; but the one of an
-   * endpoint whose tenant has all slots that it may have waits for the next that is left.
+   * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between. But the one of an
+   * endpoint whose tenant has all slots that it may have waits for the next that is left; and of a quick endpoint there may be more
+   * than slots, which wait here like others of it.
    */
   reserve(endpoint: Endpoint & { standing: Standing }, wanted: number): number
   /** Gives up `count` of the places that `reserve` kept. */
@@ -165,10 +167,11 @@ export function createLanes({
       const lane = laneOf(claim)
       const now = clock()
       countStuck(now)
-      const hasPlace = lane.arriving.haveSlots && arriving(lane, now) > 0
+      const hasPlace = keptSlots(lane, now) > 0
       // Else as it was released.
       if (!hasPlace) lane.standing = claim.standing
       if (lane.arriving.count > 0) lane.arriving.count--
+      if (hasPlace) lane.arriving.slots--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
       if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return 'full'
@@ -240,17 +243,21 @@ export function createLanes({
       const isQuick = before < paceOf(lane, now)
       const room = stuck.mayTake(lane)
       const haveSlots = room > 0 || before > 0 || !mayLineUp(lane, true)
-      const count = Math.min(
-        wanted,
-        roomOf(lane, now) - before,
-        haveSlots ? room : 1,
-        isQuick ? Infinity : stuck.spareOf(lane.tenantId, lane.standing),
-      )
+      const most = Math.min(roomOf(lane, now) - before, haveSlots ? room : 1)
+      // As long as anything is held, all that is published is held, too, and then released: that takes twice as long. An endpoint that
+      // would be quick enough without must not fall behind for it, and a few at a time would never be all.
+      const mostQuick = room > 0 ? Math.max(most, inPatience(lane, now) - before) : most
+      const count = Math.min(wanted, isQuick ? mostQuick : Math.min(most, stuck.spareOf(lane.tenantId, lane.standing)))
       if (count <= 0) return 0
-      lane.arriving = { count: arriving(lane, now) + count, until: now + ARRIVAL_MS, haveSlots }
+      const slots = haveSlots ? Math.min(count, room) : 0
+      lane.arriving = {
+        count: arriving(lane, now) + count,
+        slots: keptSlots(lane, now) + slots,
+        until: now + ARRIVAL_MS,
+      }
       if (!haveSlots) turns.join(lane)
       else if (!isQuick) stuck.add(lane, count, { isReleased: true, now })
-      stuck.take(lane, haveSlots ? count : 0)
+      stuck.take(lane, slots)
       return count
     },
     giveBack(endpoint, count) {

@@ -282,6 +282,7 @@ suite('lanes', () => {
     const { started, busy, other, reserve, finish } = crowd()
     assert.equal(reserve('released'), 1)
     assert.equal(reserve('released'), 0)
+    assert.equal(reserve(busy[0]!), 0, 'nor is more for one that is quick')
     finish(busy[0]!, 1)
     assert.equal(started.get(busy[0]!)?.length, 1, 'no slot waits for what is not here yet')
     assert.equal(other('released'), 'line')
@@ -449,6 +450,19 @@ suite('lanes', () => {
     tick(501)
     assert.equal(lanes.busy('e'), 10)
     assert.equal(lanes.isRoomy(lane('e', 'e')), true)
+  })
+
+  test('of a quick endpoint as many are released at once as will not wait for long, which is more than there are slots', () => {
+    const { lanes, admit, tick, runFast } = setUp()
+    runFast()
+    assert.equal(lanes.reserve(lane('fast', 'fast'), 5000), 600)
+    assert.equal(lanes.reserve(lane('fast', 'fast'), 5000), 0, 'no more until half is free')
+    assert.deepEqual(admit('fast', 400), { start: 50, wait: 350, full: 0 })
+    tick(1)
+    assert.equal(admit('other', 1, { tenantId: 'fast' }).start, 1, 'those that are still to come have no slots')
+    assert.deepEqual(admit('fast', 200), { start: 0, wait: 200, full: 0 })
+    tick(300)
+    assert.equal(lanes.takeStale().length, 0)
   })
 
   test('while deliveries of a slow endpoint are held, what is new takes half of its lane and leaves places that are kept', () => {
