@@ -20,7 +20,7 @@ export type BenchDatabase = {
   pid: number
   version: string
   bytes: () => Promise<Bytes>
-  /** Deliveries that wait or are under way. */
+  /** Deliveries that wait, in the queue or held, or are under way; not those of inactive endpoints. */
   queued: () => Promise<number>
   /**
    * Has the server do now what it would do by itself once in a while, and nothing of it until `resumeUpkeep`: autovacuum, which comes
@@ -83,9 +83,10 @@ export async function startDatabase(): Promise<BenchDatabase> {
       return row
     },
     async queued() {
-      const [row] = await waybill<
-        [{ n: number }]
-      >`select coalesce(sum(coalesce(jsonb_array_length(data -> 'ids'), 1)), 0)::int as n from pgboss.job where name = 'deliveries'`
+      const [row] = await waybill<[{ n: number }]>`
+        select ((select coalesce(sum(coalesce(jsonb_array_length(data -> 'ids'), 1)), 0) from pgboss.job where name = 'deliveries')
+          + (select coalesce(sum(held), 0) from waybill.endpoint_stats s join waybill.endpoints using (tenant_id, endpoint_id)
+             where is_active))::int as n`
       return row.n
     },
     async pauseUpkeep() {
