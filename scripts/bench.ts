@@ -25,10 +25,11 @@ import {
 } from './bench/parts.ts'
 import { printReport, type Report } from './bench/report.ts'
 import { createServices, type Services } from './bench/services.ts'
+import { measureAgainst, printTurns } from './bench/turns.ts'
 import { busyShare, memoryOfTree } from './bench/usage.ts'
 
 const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE] [--tls] [--apis N] [--workers N]
-                        [--profile FOLDER]
+                        [--profile FOLDER] [--against FOLDER]
 
   --quick            shorter runs and 20,000 deliveries to drain instead of 50,000
   --only PART,…      of ceilings, publish, drain, both, fanout, tenants, latency; ceilings are needed for the ratios;
@@ -40,6 +41,8 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
   --json FILE        writes all figures there
   --tls              endpoints are https, and so are the bare requests (not in neighbours)
   --apis, --workers  processes of each, default 1
+  --against FOLDER   instead of all parts: how many times as fast this checkout is as the one in FOLDER (after npm ci there), by turns
+                     of half a second, which tells some hundredths apart (5 minutes; --quick: 2)
   --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
 `
 
@@ -54,11 +57,12 @@ const { values: flags } = parseArgs({
     tls: { type: 'boolean', default: false },
     apis: { type: 'string', default: '1' },
     workers: { type: 'string', default: '1' },
+    against: { type: 'string' },
     profile: { type: 'string' },
     help: { type: 'boolean', default: false },
   },
 })
-const parts = flags.only.split(',')
+const parts = flags.against ? [] : flags.only.split(',')
 const unknown = parts.filter((part) => !PARTS.includes(part))
 if (flags.help || unknown.length > 0) {
   process.stderr.write(unknown.length > 0 ? `bench: no such part: ${unknown.join(', ')}\n\n${USAGE}` : USAGE)
@@ -188,6 +192,10 @@ async function main(): Promise<void> {
     }
     report.neighbours = await measureNeighbours(bench, helpers, say)
   }
+  if (flags.against) {
+    report.turns = await measureAgainst(bench, resolve(flags.against), say)
+    noteMemory()
+  }
   report.peakMiB = { api: services.peak('api'), worker: services.peak('worker'), postgres: memory }
   report.cpuSeconds = { api: services.cpu('api'), worker: services.cpu('worker') }
   report.seconds = (performance.now() - begun) / 1000
@@ -195,6 +203,7 @@ async function main(): Promise<void> {
   await services.stop('api')
   printReport(report)
   if (report.neighbours) printNeighbours(report.neighbours)
+  if (report.turns) printTurns(report.turns)
   if (flags.json) writeFileSync(flags.json, `${JSON.stringify(report, null, 2)}\n`)
 }
 

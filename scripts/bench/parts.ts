@@ -323,7 +323,7 @@ const request = (bench: Bench, wanted: Wanted) => ({
   ...wanted,
 })
 
-async function publish(bench: Bench, wanted: Wanted): Promise<LoadResult> {
+export async function publish(bench: Bench, wanted: Wanted): Promise<LoadResult> {
   const result = await bench.load.ask('run', request(bench, wanted))
   if (result.refused > 0) {
     throw new Error(`${result.refused} publishes were refused, the first with:\n${result.firstRefusal}`)
@@ -337,6 +337,6 @@ async function untilReceived({ receiver }: Bench, deliveries: number): Promise<v
 }
 
 /** The last receipt comes before its record. */
-async function untilRecorded({ database }: Bench): Promise<void> {
+export async function untilRecorded({ database }: Bench): Promise<void> {
   await waitFor(async () => (await database.queued()) === 0, { ...PATIENCE, what: 'all attempts to be recorded' })
 }

@@ -12,6 +12,7 @@ import type {
   SteadyRun,
   TenantsRun,
 } from './parts.ts'
+import type { Turns } from './turns.ts'
 
 export type Report = {
   at: string
@@ -31,6 +32,7 @@ export type Report = {
   steady?: SteadyRun
   held?: HeldRun
   neighbours?: Neighbours
+  turns?: Turns[]
   /** The most that one process held; of Postgres, all its processes together as seen between the parts. */
   peakMiB?: Record<'api' | 'worker' | 'postgres', number>
   cpuSeconds?: Record<'api' | 'worker', number>

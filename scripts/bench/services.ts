@@ -4,19 +4,17 @@ import { openSync, writeFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { fileURLToPath } from 'node:url'
 import { AUTHORITY } from '../../test/support/certificates.ts'
-import { SHIPPED } from '../as-shipped.ts'
+import { asShipped, THIS_CHECKOUT } from '../as-shipped.ts'
 import type { BenchDatabase } from './database.ts'
 import { cpuSeconds, peakMemory, residentMemory } from './usage.ts'
 
-const ROOT = fileURLToPath(new URL('../../', import.meta.url))
 const START_MS = 60_000
 
 export type Role = 'api' | 'worker'
 export type Services = ReturnType<typeof createServices>
 
-type Running = { role: Role; child: ChildProcess; pid: number; port: number }
+export type Running = { role: Role; child: ChildProcess; pid: number; port: number }
 
 /**
  * The real program in processes of their own, with everything on: authentication, idempotency keys, rate windows and
@@ -29,7 +27,6 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
   const adminKey = randomBytes(24).toString('base64url')
   const env = {
     ...process.env,
-    ...SHIPPED.env,
     DATABASE_URL: database.url,
     ADMIN_API_KEY: adminKey,
     ENCRYPTION_KEY: randomBytes(32).toString('base64'),
@@ -49,17 +46,20 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
   let started = 0
   const of = (role: Role) => running.filter((one) => one.role === role)
 
-  async function start(role: Role): Promise<void> {
+  async function start(role: Role, checkout: string): Promise<Running> {
+    const shipped = asShipped(checkout)
     const name = `${role}-${++started}`
     const logFile = join(database.directory, `${name}.log`)
     const profile = profileTo ? ['--cpu-prof', `--cpu-prof-dir=${profileTo}`, `--cpu-prof-name=${name}.cpuprofile`] : []
-    const child = spawn(process.execPath, [...profile, ...SHIPPED.flags, SHIPPED.main, '--mode', role], {
-      cwd: ROOT,
-      env,
+    const child = spawn(process.execPath, [...profile, ...shipped.flags, shipped.main, '--mode', role], {
+      cwd: checkout,
+      env: { ...env, ...shipped.env },
       stdio: ['ignore', openSync(logFile, 'w'), 'inherit'],
     })
     const port = await readyPort(child, name, logFile)
-    running.push({ role, child, pid: child.pid ?? 0, port })
+    const one = { role, child, pid: child.pid ?? 0, port }
+    running.push(one)
+    return one
   }
 
   async function stop(role: Role): Promise<void> {
@@ -78,8 +78,11 @@ export function createServices(database: BenchDatabase, { profileTo }: { profile
   }
   return {
     adminKey,
-    start: async (role: Role, count: number) => {
-      for (let nth = 0; nth < count; nth++) await start(role)
+    /** Starts `count` of them, of this checkout of the program or of another. */
+    start: async (role: Role, count: number, checkout = THIS_CHECKOUT) => {
+      const started: Running[] = []
+      while (started.length < count) started.push(await start(role, checkout))
+      return started
     },
     stop,
     /** Stops its processes where they are, until they are to go on. */

@@ -1,7 +1,7 @@
 import { readdirSync } from 'node:fs'
 import type { Scope } from '../../test/support/cleanup.ts'
 import { type Exit, type LogLine, type Service, startService } from '../../test/support/service.ts'
-import { SHIPPED } from '../as-shipped.ts'
+import { asShipped, THIS_CHECKOUT } from '../as-shipped.ts'
 import { peakMemory } from '../bench/usage.ts'
 
 export type Running = Service & {
@@ -14,6 +14,7 @@ export type Running = Service & {
 /** What a process may open beyond what it has at its start: the connections of its pools, and a few that rest. */
 const FILES_MORE = 30
 const MAX_MIB = 512
+const SHIPPED = asShipped(THIS_CHECKOUT)
 
 export type Fleet = ReturnType<typeof createFleet>
 
