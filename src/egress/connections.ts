@@ -161,7 +161,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
 
   function give(connection: Connection): void {
     const isTooOld = performance.now() - connection.openedAt > MAX_AGE_MS
-    // A receiver that answers what it has not read would have the next request wait behind it, and memory fill with both.
+    // A receiver that answers what it has not read would have ever more requests wait behind it, and memory fill with them.
     if (closed || connection.client.destroyed || isTooOld || connection.unsentBytes() > MAX_UNSENT_BYTES) {
       connection.cancel()
       return

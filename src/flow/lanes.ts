@@ -245,19 +245,21 @@ export function createLanes({
       const haveSlots = room > 0 || before > 0 || !mayLineUp(lane, true)
       const most = Math.min(roomOf(lane, now) - before, haveSlots ? room : 1)
       // As long as anything is held, all that is published is held, too, and then released: that takes twice as long. An endpoint that
-      // would be quick enough without must not fall behind for it, and a few at a time would never be all.
-      const mostQuick = room > 0 ? Math.max(most, inPatience(lane, now) - before) : most
+      // would be quick enough without must not fall behind for it, and a few at a time would never be all. Without all the slots that
+      // it could use it is not as quick now.
+      const isAtItsPace = room >= limitOf(lane, now) - lane.started.size
+      const mostQuick = isAtItsPace ? Math.max(most, inPatience(lane, now) - before) : most
       const count = Math.min(wanted, isQuick ? mostQuick : Math.min(most, stuck.spareOf(lane.tenantId, lane.standing)))
       if (count <= 0) return 0
-      const slots = haveSlots ? Math.min(count, room) : 0
+      const kept = haveSlots ? Math.max(0, Math.min(count, room, cap - taken(lane, now))) : 0
       lane.arriving = {
         count: arriving(lane, now) + count,
-        slots: keptSlots(lane, now) + slots,
+        slots: keptSlots(lane, now) + kept,
         until: now + ARRIVAL_MS,
       }
       if (!haveSlots) turns.join(lane)
       else if (!isQuick) stuck.add(lane, count, { isReleased: true, now })
-      stuck.take(lane, slots)
+      stuck.take(lane, kept)
       return count
     },
     giveBack(endpoint, count) {
