@@ -42,7 +42,7 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
   --tls              endpoints are https, and so are the bare requests (not in neighbours)
   --apis, --workers  processes of each, default 1
   --against FOLDER   instead of all parts: how many times as fast this checkout is as the one in FOLDER (after npm ci there), by turns
-                     of half a second, which tells some hundredths apart (5 minutes; --quick: 2)
+                     of 0.4 s, which tells some hundredths apart (6 minutes; --quick: 3)
   --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
 `
 

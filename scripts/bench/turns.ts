@@ -59,7 +59,7 @@ export async function measureAgainst(bench: Bench, folder: string, say: (what: s
     await untilRecorded(bench)
     services.halt('worker')
     await bench.database.pauseUpkeep()
-    await queue(2 * turns * (TURN_MS / 1000) * MOST_PER_SECOND)
+    await queue(2 * (UNCOUNTED + turns) * (TURN_MS / 1000) * MOST_PER_SECOND)
     void bench.receiver.ask('expect', { count: Number.POSITIVE_INFINITY, seconds: PATIENCE.timeoutMs / 1000 })
     const delivering = async ({ pid }: Running) => {
       const before = await bench.receiver.ask('count', null)
