@@ -36,13 +36,13 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
                      steady, which runs only when named: ten minutes at one rate, and what memory does (--quick: one);
                      neighbours, likewise: what a tenant, and a tenant's healthy endpoint,
                      notice of another endpoint that hangs, fails, is slow, refuses, is inactive or comes back,
-                     and how ten tenants share a saturated worker (6 minutes; --quick: 3);
+                     and how ten tenants share a saturated worker (up to 10 minutes; --quick: 5);
                      held, likewise: what publishing and claiming cost beside a million held deliveries (2 minutes)
   --json FILE        writes all figures there
   --tls              endpoints are https, and so are the bare requests (not in neighbours)
   --apis, --workers  processes of each, default 1
   --against FOLDER   instead of all parts: how many times as fast this checkout is as the one in FOLDER (after npm ci there), by turns
-                     of 0.4 s, which tells some hundredths apart (6 minutes; --quick: 3)
+                     of 0.4 s, which tells some hundredths apart (up to 10 minutes; --quick: 5)
   --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
 `
 
