@@ -11,9 +11,9 @@ const TURN_MS = 400
 const REST_MS = 15
 /** The first turns are those of processes that have just been warmed up or halted. */
 const UNCOUNTED = 4
-const WARM_UP = 160_000
-/** More than a worker delivers in a second. */
-const MOST_PER_SECOND = 24_000
+const WARM_UP_SECONDS = 10
+/** How many times as many are queued as the turns would take at the pace of the warm-up. */
+const MARGIN = 2
 const ENDPOINTS = { one: 1, ten: 10 }
 
 /** `ratio`: how many times as fast this checkout is as the other one, ± `margin`, twice its standard error. */
@@ -38,7 +38,7 @@ export async function measureAgainst(bench: Bench, folder: string, say: (what: s
   say('publish')
   await services.stop('api')
   const apis = await startBoth('api')
-  await publish(bench, { connections: 64, stop: { count: WARM_UP } })
+  await publish(bench, { connections: 64, stop: { seconds: WARM_UP_SECONDS } })
   const publishing = async ({ port }: Running) => {
     const run = await publish(bench, { connections: 64, ports: [port], stop: { seconds: TURN_MS / 1000 } })
     return run.requests / run.seconds
@@ -47,19 +47,18 @@ export async function measureAgainst(bench: Bench, folder: string, say: (what: s
 
   for (const name of ['one', 'ten'] as const) {
     say(`drain, ${name}`)
-    const queue = async (deliveries: number) => {
-      await publish(bench, {
-        connections: 256,
-        eventType: `bench.${name}`,
-        stop: { count: deliveries / ENDPOINTS[name] },
-      })
-    }
+    const queue = (stop: { count: number } | { seconds: number }) =>
+      publish(bench, { connections: 256, eventType: `bench.${name}`, stop })
+    await queue({ seconds: WARM_UP_SECONDS })
+    const queued = await bench.database.queued()
+    const warmUpBegun = nowMicros()
     const workers = await startBoth('worker')
-    await queue(WARM_UP)
     await untilRecorded(bench)
+    const perSecond = queued / ((nowMicros() - warmUpBegun) / 1e6)
     services.halt('worker')
     await bench.database.pauseUpkeep()
-    await queue(2 * (UNCOUNTED + turns) * (TURN_MS / 1000) * MOST_PER_SECOND)
+    const seconds = 2 * (UNCOUNTED + turns) * (TURN_MS / 1000)
+    await queue({ count: Math.ceil((MARGIN * seconds * perSecond) / ENDPOINTS[name]) })
     void bench.receiver.ask('expect', { count: Number.POSITIVE_INFINITY, seconds: PATIENCE.timeoutMs / 1000 })
     const delivering = async ({ pid }: Running) => {
       const before = await bench.receiver.ask('count', null)
