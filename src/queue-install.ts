@@ -100,7 +100,7 @@ const indexClaims = (table: string) => `
   end $$`
 
 /**
- * `waybill.enqueue_new` queues new deliveries that are due at once, except those that are held, straight into the table; those with a
+ * `waybill.enqueue_new` queues deliveries that are due at once, except those that are `held`, straight into the table; those with a
  * bundle share its job (sql/functions/bundles.sql). `waybill.enqueue_one` queues one. Their rows are the same as those that
  * `waybill.enqueue` makes, at a third of the cost.
  */

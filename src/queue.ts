@@ -7,7 +7,7 @@ import type { Log } from './log.ts'
 
 /**
  * One job per live delivery, with the delivery's id, so that a delivery can never be queued twice; or one for several that were
- * published together (sql/functions/bundles.sql).
+ * published or released together (sql/functions/bundles.sql).
  */
 export const DELIVERIES = 'deliveries'
 /** Deliveries that were given up on, until the dead-letter worker has marked them. */

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
 import { type Claim, createClaim, touch } from '../src/flow/claim.ts'
-import { unbundle, unclaim } from '../src/flow/give-back.ts'
+import { fromClaims, unbundle, unclaim } from '../src/flow/give-back.ts'
 import { createAttempt } from './support/attempts.ts'
 import { assertBooks, publishMany, settled } from './support/deliveries.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
@@ -81,6 +81,34 @@ suite('bundles', { concurrency: 2 }, () => {
       from pgboss.job where name = 'deliveries' and data ->> 'tenant_id' = any(${ids}::text[])`
     assert.deepEqual(shared.map(({ tenants }) => tenants).sort(), ids.map((id) => [id]).sort())
     assert.deepEqual([shared[0]?.size, shared[1]?.size, shared[0]?.priority], [2, 2, shared[1]?.priority])
+  })
+
+  test('what is released together shares jobs, though the rest of the bundle that it was in is under way; a retry has its own', async (t) => {
+    const { sql, tenant, endpoint, pool, publish, claim } = await start(t)
+    await publish(16)
+    const { send: claims } = await claim({ kind: 'first', thorough: true, max: 16 })
+    // The first one gave the bundle its id, and would give the next one the same.
+    await pool`
+      select waybill.hold_claims(array_agg(tenant_id), array_agg(c.id), array_agg(endpoint_id), array_agg(bundle), array_agg(n), true)
+      ${fromClaims(claims.slice(0, 11))}`
+    const held = claims.slice(0, 11).map(({ deliveryId }) => deliveryId)
+    const [first, retried, ...rest] = held
+    await sql`update waybill.deliveries set spent_retries = 1 where delivery_id = ${retried!}`
+    const released = await sql`
+      select released from waybill.release_held(array[${tenant.tenantId}], array[${endpoint.endpoint_id}]::uuid[], array[0], array[50], interval '1 hour')`
+    assert.deepEqual(released, [{ released: 11 }])
+
+    assert.deepEqual((await jobs(sql)).map(({ ids, state }) => [ids?.length ?? 1, state]).sort(), [
+      [1, 'created'],
+      [10, 'created'],
+      [5, 'active'],
+    ])
+    const again = await claim({ kind: 'first', thorough: true, max: 100 })
+    assert.deepEqual(
+      again.send.map(({ deliveryId }) => deliveryId),
+      [first, ...rest],
+    )
+    assert.ok(again.send.every(({ attemptNumber }) => attemptNumber === 1))
   })
 
   test('a claim takes no more than was asked for; the rest of a bundle waits in its place', async (t) => {

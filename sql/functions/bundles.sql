@@ -1,11 +1,16 @@
--- A bundle is one job for the first attempts of up to 16 deliveries of one tenant that were published together and stand at the same
--- place in the queue. Its `ids` are those that are not settled yet. It is claimed as a whole: a delivery that has to come again (after a
+-- A bundle is one job for the first attempts of up to 16 deliveries of one tenant that were published or released together and stand at
+-- the same place in the queue. Its `ids` are those that are not settled yet. It is claimed as a whole: a delivery that has to come again (after a
 -- failure, or because its worker stopped or was lost) gets a job of its own first. So a delivery costs a sixteenth of a job as long as
 -- all goes well.
 
 -- The job's id, made of its first delivery's: UUIDv8 (RFC 9562, 5.8), so never that of a delivery's own job.
 create or replace function waybill.bundle_id(first_delivery uuid) returns uuid language sql immutable parallel safe as $$
   select overlay(first_delivery::text placing '8' from 15)::uuid
+$$;
+
+-- The same for deliveries some of which may still be in the bundle that they were in before they were held.
+create or replace function waybill.new_bundle_id(first_delivery uuid) returns uuid language sql volatile parallel safe as $$
+  select overlay(waybill.bundle_id(first_delivery)::text placing right(gen_random_uuid()::text, 12) from 25)::uuid
 $$;
 
 -- How many of the due jobs, from priority `top` down to `bottom`, together hold at most `most` deliveries, but always one job if

@@ -23,6 +23,7 @@ as $$
 #variable_conflict use_column
 declare
   picked record;
+  bundles uuid[];
   moment timestamptz;
   jobs text;
 begin
@@ -78,6 +79,7 @@ begin
   )
   select count(*)::int as n, array_agg(tenant_id) as tenants, array_agg(endpoint_id) as endpoints, array_agg(delivery_id) as ids,
     array_agg(spent_retries) as retries, array_agg(is_first) as firsts, array_agg(urgent) as urgent,
+    array_agg(is_first and not urgent) as usual,
     array_agg(max_per_second) as rates, array_agg(tag) as tags,
     -- A turn earlier if urgent: the clock does not tell where in a turn claiming is, so the tag may be in the next one already.
     array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots,
@@ -85,9 +87,20 @@ begin
   into picked from chosen;
   if picked.n = 0 then return; end if;
 
+  -- Those that stand at the same place in the queue share jobs, as in waybill.publish, but never one that has been there before.
+  bundles := array(
+    select case when usual and count(*) over job > 1 then first_value(new_bundle) over job end
+    from (
+      -- Made here, since each row of a window would make another for its first one.
+      select *, waybill.new_bundle_id(id) as new_bundle, (row_number() over (partition by tenant_id, usual, floor(tag) order by i) - 1) / 16 as nth
+      from unnest(picked.tenants, picked.ids, picked.usual, picked.tags) with ordinality as p (tenant_id, id, usual, tag, i)
+    ) p
+    window job as (partition by tenant_id, usual, floor(tag), nth order by i rows between unbounded preceding and unbounded following)
+    order by i);
+
   -- The bounds are for the planner, which then looks at the partitions between them only.
-  update waybill.deliveries d set held = false, bundle = null, spent_retries = 0, next_attempt_at = coalesce(p.slot, moment), updated_at = moment
-  from unnest(picked.tenants, picked.ids, picked.slots) as p (tenant_id, delivery_id, slot)
+  update waybill.deliveries d set held = false, bundle = p.bundle, spent_retries = 0, next_attempt_at = coalesce(p.slot, moment), updated_at = moment
+  from unnest(picked.tenants, picked.ids, picked.slots, bundles) as p (tenant_id, delivery_id, slot, bundle)
   where d.tenant_id = p.tenant_id and d.delivery_id = p.delivery_id and d.delivery_id between picked.first_id and picked.last_id;
 
   update waybill.endpoint_stats s set
@@ -102,26 +115,31 @@ begin
           as p (tenant_id, endpoint_id, delivery_id, is_first, rate, tag, slot) group by 1, 2) c
   where s.tenant_id = c.tenant_id and s.endpoint_id = c.endpoint_id;
 
-  select json_agg(json_build_object(
-      'id', id,
-      'priority', case
-        when is_first then -floor(greatest(clock, start))::int
-        when urgent then waybill.place_again(waybill.first_retry())
-        else waybill.retry_priority(now())
-      end,
-      'data', json_build_object(
-        'tenant_id', tenant_id, 'tag', case when is_first then start end, 'slot', extract(epoch from slot) * 1000)
-    ) order by id)::text
-  into jobs
-  from unnest(picked.tenants, picked.ids, picked.firsts, picked.urgent, picked.starts, picked.clocks, picked.slots)
-    as p (tenant_id, id, is_first, urgent, start, clock, slot);
-  perform waybill.enqueue(jobs);
-  -- started_on is empty, so the next claim is this very retry and not one more. And an urgent first attempt is put before all
-  -- others of its priority, of which each tenant with a backlog has up to 64.
-  update pgboss.job j set retry_count = r.retries,
-    created_on = case when r.is_first then j.created_on - interval '1 day' else j.created_on end
-  from unnest(picked.ids, picked.retries, picked.firsts, picked.urgent) as r (id, retries, is_first, urgent)
-  where j.name = 'deliveries' and j.id = any(picked.ids) and j.id = r.id and (r.retries > 0 or r.is_first and r.urgent);
+  -- Those in bundles, and then the others, of which one may have a job already: of a backup that combines two moments, for instance.
+  perform waybill.enqueue_new(picked.tenants, picked.ids, picked.tags, array(select bundle is null from unnest(bundles) as b (bundle)), bundles);
+  if array_position(bundles, null) is not null then
+    select json_agg(json_build_object(
+        'id', id,
+        'priority', case
+          when is_first then -floor(greatest(clock, start))::int
+          when urgent then waybill.place_again(waybill.first_retry())
+          else waybill.retry_priority(now())
+        end,
+        'data', json_build_object(
+          'tenant_id', tenant_id, 'tag', case when is_first then start end, 'slot', extract(epoch from slot) * 1000)
+      ) order by id)::text
+    into jobs
+    from unnest(picked.tenants, picked.ids, picked.firsts, picked.urgent, bundles, picked.starts, picked.clocks, picked.slots)
+      as p (tenant_id, id, is_first, urgent, bundle, start, clock, slot)
+    where bundle is null;
+    perform waybill.enqueue(jobs);
+    -- started_on is empty, so the next claim is this very retry and not one more. And an urgent first attempt is put before all
+    -- others of its priority, of which each tenant with a backlog has up to 64.
+    update pgboss.job j set retry_count = r.retries,
+      created_on = case when r.is_first then j.created_on - interval '1 day' else j.created_on end
+    from unnest(picked.ids, picked.retries, picked.firsts, picked.urgent) as r (id, retries, is_first, urgent)
+    where j.name = 'deliveries' and j.id = any(picked.ids) and j.id = r.id and (r.retries > 0 or r.is_first and r.urgent);
+  end if;
   perform pg_notify('waybill_due', case when false = any(picked.firsts) then 'retry' else '' end);
   return query select c.t, c.e, count(*)::int from unnest(picked.tenants, picked.endpoints) as c (t, e) group by c.t, c.e;
 end $$;
