@@ -19,6 +19,8 @@ export type Lane = {
   /** Its place among its tenant's endpoints that have no slot, and get the next that one of the others leaves. */
   turn: Place<Lane> | null
   standing: Standing
+  /** Whether many of its deliveries are retries, as was known when some were last released. */
+  hasRetries: boolean
   /** Whether deliveries of the endpoint are held. */
   held: boolean
   window: { since: number; finished: number }
@@ -34,6 +36,7 @@ export const newLane = (tenantId: string, now: number): Lane => ({
   arriving: { count: 0, slots: 0, until: 0 },
   turn: null,
   standing: 'unsure',
+  hasRetries: false,
   held: false,
   window: { since: now, finished: 0 },
   lastWindow: 0,
@@ -75,11 +78,11 @@ export function end(lane: Lane, underWay: Place<UnderWay>, { endedAt, now }: { e
 }
 
 /**
- * By how many it is busy beyond its pace. What waits for a slot of another endpoint is not stuck in one. An idle lane's window is left
- * to age, so that the lane can be dropped.
+ * By how many it is busy beyond its pace. What waits for a slot of another endpoint is not stuck in one, nor is what arrives without
+ * one. An idle lane's window is left to age, so that the lane can be dropped.
  */
 export function stuckIn(lane: Lane, now: number): number {
-  const count = lane.turn && taken(lane, now) === 0 ? 0 : busyIn(lane, now)
+  const count = lane.turn && taken(lane, now) === 0 ? 0 : taken(lane, now) + lane.waiting.length
   return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))
 }
 
@@ -94,6 +97,16 @@ export const isIdle = (lane: Lane, now: number) => busyIn(lane, now) === 0 && no
 
 /** How many it finishes within the time for which claims wait. */
 export const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, now) * PATIENCE_MS) / WINDOW_MS)
+
+/**
+ * How many may come at once and not wait here for longer. Where a process with so many `slots` never has as many in hand
+ * (flow/in-hand.ts), any number: the others wait in the queue, and what limits is this process or the machine, not the endpoint. But
+ * retries would wait there before those of others that are due later.
+ */
+export function inTime(lane: Lane, now: number, slots: number): number {
+  const count = inPatience(lane, now)
+  return lane.hasRetries || count < 2 * slots ? count : Number.POSITIVE_INFINITY
+}
 
 /** Removes and returns the waiting claims that would have to wait longer than expected. */
 export function takeStaleFrom(lane: Lane, now: number): Claim[] {

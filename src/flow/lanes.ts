@@ -5,6 +5,7 @@ import {
   busyIn,
   end,
   inPatience,
+  inTime,
   isFresh,
   isIdle,
   keptSlots,
@@ -48,9 +49,9 @@ export type Lanes = {
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
    * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between. But the one of an
    * endpoint whose tenant has all slots that it may have waits for the next that is left; and of a quick endpoint there may be more
-   * than slots, which wait here like others of it.
+   * than slots, which wait here like others of it, or in the queue unless it `hasRetries`.
    */
-  reserve(endpoint: Endpoint & { standing: Standing }, wanted: number): number
+  reserve(endpoint: Endpoint & { standing: Standing; hasRetries: boolean }, wanted: number): number
   /** Gives up `count` of the places that `reserve` kept. */
   giveBack(endpoint: Endpoint, count: number): void
   /** Whether it is time to release more: at least half of the endpoint's room here is free. */
@@ -106,7 +107,7 @@ export function createLanes({
     stuck.clear()
     let hanging = 0
     for (const lane of lanes.values()) {
-      let released = arriving(lane, now)
+      let released = keptSlots(lane, now)
       for (const { since, isReleased } of lane.started) {
         if (isReleased) released++
         if (now - since > HANGING_MS) hanging++
@@ -132,8 +133,8 @@ export function createLanes({
   /** How many may be under way at once. */
   const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
 
-  /** How many deliveries this process can start at once, or finish in half a second. */
-  const roomOf = (lane: Lane, now: number) => Math.max(limitOf(lane, now), paceOf(lane, now))
+  /** How many deliveries this process can start at once, or finish in half a second; any number, if none would wait for long. */
+  const roomOf = (lane: Lane, now: number) => Math.max(limitOf(lane, now), paceOf(lane, now), inTime(lane, now, slots))
 
   const isRoomy = (lane: Lane, now: number) => busyIn(lane, now) <= roomOf(lane, now) / 2
 
@@ -237,10 +238,10 @@ export function createLanes({
     reserve(endpoint, wanted) {
       const lane = laneOf(endpoint)
       const now = clock()
-      lane.standing = endpoint.standing
+      Object.assign(lane, { standing: endpoint.standing, hasRetries: endpoint.hasRetries })
       if (!isRoomy(lane, now)) return 0
       const before = busyIn(lane, now)
-      const isQuick = before < paceOf(lane, now)
+      const isQuick = before < Math.max(paceOf(lane, now), inTime(lane, now, slots))
       const room = stuck.mayTake(lane)
       const haveSlots = room > 0 || before > 0 || !mayLineUp(lane, true)
       const most = Math.min(roomOf(lane, now) - before, haveSlots ? room : 1)
@@ -248,7 +249,7 @@ export function createLanes({
       // would be quick enough without must not fall behind for it, and a few at a time would never be all. Without all the slots that
       // it could use it is not as quick now.
       const isAtItsPace = room >= limitOf(lane, now) - lane.started.size
-      const mostQuick = isAtItsPace ? Math.max(most, inPatience(lane, now) - before) : most
+      const mostQuick = isAtItsPace ? Math.max(most, inTime(lane, now, slots) - before) : most
       const count = Math.min(wanted, isQuick ? mostQuick : Math.min(most, stuck.spareOf(lane.tenantId, lane.standing)))
       if (count <= 0) return 0
       const kept = haveSlots ? Math.max(0, Math.min(count, room, cap - taken(lane, now))) : 0

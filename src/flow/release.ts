@@ -16,7 +16,12 @@ const FAILS_ON = 3
 /** As many as waybill.release_held releases at once. */
 const MAX_RELEASED = 2000
 
-type Candidate = { tenant_id: string; endpoint_id: string; standing: Standing; wanted: number }
+/** So many of an endpoint may be released in any look, whatever the others want. */
+const PART = 64
+/** With more than so many retries, they are released only as they can be sent: in the queue they would stand before all that are due later. */
+const FEW_RETRIES = 64
+
+type Candidate = { tenant_id: string; endpoint_id: string; standing: Standing; wanted: number; many_retries: boolean }
 
 /**
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
@@ -35,12 +40,13 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
       const candidates = await findCandidates(pool)
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
       let asked = 0
-      const granted = candidates.flatMap(({ tenant_id, endpoint_id, standing, wanted }) => {
+      const part = Math.max(PART, Math.floor(mostAtOnce / candidates.length))
+      const granted = candidates.flatMap(({ tenant_id, endpoint_id, standing, wanted, many_retries }) => {
         if (asked >= mostAtOnce) return []
         const busy = lanes.busy(endpoint_id)
         const room = lanes.reserve(
-          { tenantId: tenant_id, endpointId: endpoint_id, standing },
-          Math.min(wanted, mostAtOnce - asked),
+          { tenantId: tenant_id, endpointId: endpoint_id, standing, hasRetries: many_retries },
+          Math.min(wanted, part, mostAtOnce - asked),
         )
         asked += room
         return room > 0 ? [{ tenant_id, endpoint_id, busy, room }] : []
@@ -78,7 +84,8 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
     select s.tenant_id, s.endpoint_id, waybill.standing(
         case when s.failure_streak < ${FAILS_ON} and s.recent_status_codes[1] is not null then 0 else s.failure_streak end,
         s.last_success_at) as standing,
-      least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted,
+      least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end,
+        ceil(e.max_per_second / 2.0))::float8 as wanted, s.retrying > ${FEW_RETRIES} as many_retries,
       s.breaker = 'open' as is_probe, case when s.breaker = 'open' then s.next_probe_at end as due
     from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
     where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
@@ -93,4 +100,4 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
     select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place
     from own left join probed using (tenant_id)
   )
-  select tenant_id, endpoint_id, standing, wanted from placed order by nth, place, random() limit ${MAX_LANES}`
+  select tenant_id, endpoint_id, standing, wanted, many_retries from placed order by nth, place, random() limit ${MAX_LANES}`

@@ -18,7 +18,12 @@ const claimOf = (endpointId: string, more: Partial<Claim> = {}) =>
     ...more,
   }) as Claim
 
-const lane = (tenantId: string, endpointId: string, standing: Standing = 'good') => ({ tenantId, endpointId, standing })
+const lane = (tenantId: string, endpointId: string, standing: Standing = 'good', hasRetries = false) => ({
+  tenantId,
+  endpointId,
+  standing,
+  hasRetries,
+})
 
 /** Lanes with a clock that the test moves. */
 function setUp(slots = SLOTS) {
@@ -453,10 +458,34 @@ suite('lanes', () => {
   })
 
   test('of a quick endpoint as many are released at once as will not wait for long, which is more than there are slots', () => {
-    const { lanes, admit, tick, runFast } = setUp()
+    const { lanes, finish, runFast, admit } = setUp(350)
     runFast()
     assert.equal(lanes.reserve(lane('fast', 'fast'), 5000), 600)
     assert.equal(lanes.reserve(lane('fast', 'fast'), 5000), 0, 'no more until half is free')
+    admit('fast', 600)
+    for (let times = 0; times < 3; times++) finish('fast', 50)
+    assert.ok(lanes.reserve(lane('fast', 'fast'), 5000) > 0)
+  })
+
+  test('of one that finishes all that may be in hand before it has waited for long all are released, until it hangs', () => {
+    const { lanes, admit, tick, runFast } = setUp(300)
+    runFast()
+    assert.equal(
+      lanes.reserve(lane('fast', 'fast', 'good', true), 5000),
+      600,
+      'retries wait where they keep nobody waiting',
+    )
+    for (const wanted of [5000, 2000]) assert.equal(lanes.reserve(lane('fast', 'fast'), wanted), wanted)
+    assert.equal(admit('hangs', 100).start, 50, 'this takes no slots from others')
+    assert.deepEqual(admit('fast', 550), { start: 50, wait: 500, full: 0 })
+    tick(1001)
+    assert.equal(lanes.reserve(lane('fast', 'fast'), 5000), 0)
+  })
+
+  test('for what is released of a quick endpoint slots are kept, but for no more than may be under way', () => {
+    const { lanes, admit, tick, runFast } = setUp()
+    runFast()
+    assert.equal(lanes.reserve(lane('fast', 'fast'), 600), 600)
     const more = { tenantId: 'fast' }
     assert.equal(admit('first', 1, more).start, 1, 'slots are kept for as many as may be under way')
     assert.deepEqual(admit('fast', 400), { start: 50, wait: 350, full: 0 })
