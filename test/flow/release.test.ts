@@ -44,6 +44,42 @@ test('what is held counts as failing where its endpoint did not answer last, or 
   })
 })
 
+test('an endpoint has no more than its part released in a look, and a paced one what it has time slots for; many retries are told of', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  for (const [url, held, retrying, pace] of [
+    ['many', 100_000, 64, null],
+    ['retries', 100_000, 65, null],
+    ['few', 3, 0, null],
+    ['paced', 100_000, 0, 7],
+  ] as const)
+    await sql`
+      with e as (
+        insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret, max_per_second)
+        values ('acme', gen_random_uuid(), ${url}, array['*'], '', ${pace}) returning tenant_id, endpoint_id
+      )
+      insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, retrying, held)
+      select tenant_id, endpoint_id, ${held}, ${retrying}, ${held} from e`
+  const endpoints = await sql<{ id: string; url: string }[]>`select endpoint_id as id, url from waybill.endpoints`
+  const asked = new Map<string, [number, boolean]>()
+  const lanes = {
+    ...createLanes({ cap: 50, slots: 200 }),
+    reserve({ endpointId, hasRetries }: { endpointId: string; hasRetries: boolean }, wanted: number) {
+      asked.set(endpoints.find(({ id }) => id === endpointId)!.url, [wanted, hasRetries])
+      return 0
+    },
+  }
+  const releaser = startReleaser({ pool: sql, lanes, leaseSeconds: 25, log: createLog('silent') })
+  cleanUp(t, releaser.stop)
+  await waitFor(() => asked.size === 4, { what: 'all to be asked for' })
+  assert.deepEqual(Object.fromEntries(asked), {
+    many: [500, false],
+    retries: [500, true],
+    few: [3, false],
+    paced: [4, false],
+  })
+})
+
 test('a tenant’s probes are asked for in the order in which they are due, and take turns with other tenants’ and with what is no probe', async (t) => {
   const { sql } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) select n, n from unnest(array['acme', 'other']) n`
