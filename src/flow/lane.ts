@@ -20,7 +20,7 @@ export type Lane = {
   turn: Place<Lane> | null
   standing: Standing
   /** Whether many of its deliveries are retries, as was known when some were last released. */
-  hasRetries: boolean
+  hasManyRetries: boolean
   /** Whether deliveries of the endpoint are held. */
   held: boolean
   window: { since: number; finished: number }
@@ -36,7 +36,7 @@ export const newLane = (tenantId: string, now: number): Lane => ({
   arriving: { count: 0, slots: 0, until: 0 },
   turn: null,
   standing: 'unsure',
-  hasRetries: false,
+  hasManyRetries: false,
   held: false,
   window: { since: now, finished: 0 },
   lastWindow: 0,
@@ -105,7 +105,7 @@ export const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, n
  */
 export function inTime(lane: Lane, now: number, slots: number): number {
   const count = inPatience(lane, now)
-  return lane.hasRetries || count < 2 * slots ? count : Number.POSITIVE_INFINITY
+  return lane.hasManyRetries || count < 2 * slots ? count : Number.POSITIVE_INFINITY
 }
 
 /** Removes and returns the waiting claims that would have to wait longer than expected. */

@@ -49,9 +49,9 @@ export type Lanes = {
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
    * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between. But the one of an
    * endpoint whose tenant has all slots that it may have waits for the next that is left; and of a quick endpoint there may be more
-   * than slots, which wait here like others of it, or in the queue unless it `hasRetries`.
+   * than slots, which wait here like others of it, or in the queue unless it `hasManyRetries`.
    */
-  reserve(endpoint: Endpoint & { standing: Standing; hasRetries: boolean }, wanted: number): number
+  reserve(endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean }, wanted: number): number
   /** Gives up `count` of the places that `reserve` kept. */
   giveBack(endpoint: Endpoint, count: number): void
   /** Whether it is time to release more: at least half of the endpoint's room here is free. */
@@ -238,7 +238,7 @@ export function createLanes({
     reserve(endpoint, wanted) {
       const lane = laneOf(endpoint)
       const now = clock()
-      Object.assign(lane, { standing: endpoint.standing, hasRetries: endpoint.hasRetries })
+      Object.assign(lane, { standing: endpoint.standing, hasManyRetries: endpoint.hasManyRetries })
       if (!isRoomy(lane, now)) return 0
       const before = busyIn(lane, now)
       const isQuick = before < Math.max(paceOf(lane, now), inTime(lane, now, slots))

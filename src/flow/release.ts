@@ -45,7 +45,7 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
         if (asked >= mostAtOnce) return []
         const busy = lanes.busy(endpoint_id)
         const room = lanes.reserve(
-          { tenantId: tenant_id, endpointId: endpoint_id, standing, hasRetries: many_retries },
+          { tenantId: tenant_id, endpointId: endpoint_id, standing, hasManyRetries: many_retries },
           Math.min(wanted, part, mostAtOnce - asked),
         )
         asked += room

@@ -18,11 +18,11 @@ const claimOf = (endpointId: string, more: Partial<Claim> = {}) =>
     ...more,
   }) as Claim
 
-const lane = (tenantId: string, endpointId: string, standing: Standing = 'good', hasRetries = false) => ({
+const lane = (tenantId: string, endpointId: string, standing: Standing = 'good', hasManyRetries = false) => ({
   tenantId,
   endpointId,
   standing,
-  hasRetries,
+  hasManyRetries,
 })
 
 /** Lanes with a clock that the test moves. */

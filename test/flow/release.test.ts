@@ -64,8 +64,8 @@ test('an endpoint has no more than its part released in a look, and a paced one 
   const asked = new Map<string, [number, boolean]>()
   const lanes = {
     ...createLanes({ cap: 50, slots: 200 }),
-    reserve({ endpointId, hasRetries }: { endpointId: string; hasRetries: boolean }, wanted: number) {
-      asked.set(endpoints.find(({ id }) => id === endpointId)!.url, [wanted, hasRetries])
+    reserve({ endpointId, hasManyRetries }: { endpointId: string; hasManyRetries: boolean }, wanted: number) {
+      asked.set(endpoints.find(({ id }) => id === endpointId)!.url, [wanted, hasManyRetries])
       return 0
     },
   }
