@@ -101,12 +101,15 @@ export async function judge(world: World): Promise<Judgement> {
   }
 }
 
-/** How many deliveries were on their way when faults were made: their request had come, their record had not. */
+/**
+ * How many deliveries were on their way when faults were made: their request had been signed (a busy receiver reads it
+ * when it can, perhaps only after its sender's end), their record had not been made.
+ */
 function inFlight(world: World, lookUp: Index): number {
   const sent = world.ledger.receipts.filter((receipt) => receipt === world.ledger.of(receipt.deliveryId)[0])
   const recordedAt = ({ deliveryId }: Receipt) => Date.parse(lookUp.deliveries.get(deliveryId)?.completed_at ?? '')
   return world.faults.reduce(
-    (sum, { from, to }) => sum + sent.filter((receipt) => receipt.at <= to && !(recordedAt(receipt) < from)).length,
+    (sum, { from, to }) => sum + sent.filter((receipt) => receipt.signedAt * 1000 <= to && !(recordedAt(receipt) < from)).length,
     0,
   )
 }
