@@ -23,6 +23,8 @@ export type Lane = {
   hasManyRetries: boolean
   /** Whether deliveries of the endpoint are held. */
   held: boolean
+  /** Whether it is noted as having something in hand. */
+  isBusy: boolean
   window: { since: number; finished: number }
   /** Attempts finished in the last whole window. */
   lastWindow: number
@@ -38,6 +40,7 @@ export const newLane = (tenantId: string, now: number): Lane => ({
   standing: 'unsure',
   hasManyRetries: false,
   held: false,
+  isBusy: false,
   window: { since: now, finished: 0 },
   lastWindow: 0,
 })

@@ -21,8 +21,6 @@ import { createStuckSlots } from './stuck-slots.ts'
 
 /** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
 const ARRIVAL_MS = 500
-/** An attempt that has been under way for longer than this is hanging. */
-const HANGING_MS = 1000
 
 type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
@@ -89,6 +87,8 @@ export function createLanes({
   const lanes = new Map<string, Lane>()
   const stuck = createStuckSlots(slots)
   const turns = createSlotTurns(slots)
+  /** Those that have something in hand, and perhaps some that had. There may be thousands beside them, as each is kept for a second. */
+  let busy: Lane[] = []
   let countedAt = 0
 
   function laneOf({ tenantId, endpointId }: Endpoint): Lane {
@@ -100,24 +100,21 @@ export function createLanes({
     return lane
   }
 
+  /** It has something in hand. */
+  function noteBusy(lane: Lane): void {
+    if (!lane.isBusy) busy.push(lane)
+    lane.isBusy = true
+  }
+
   /** Counts anew, at most once a millisecond; in between, what comes is added. */
   function countStuck(now: number): void {
     if (now - countedAt < 1) return
     countedAt = now
-    stuck.clear()
-    let hanging = 0
-    for (const lane of lanes.values()) {
-      let released = keptSlots(lane, now)
-      for (const { since, isReleased } of lane.started) {
-        if (isReleased) released++
-        if (now - since > HANGING_MS) hanging++
-      }
-      const all = stuckIn(lane, now)
-      stuck.add(lane, Math.min(all, released), { isReleased: true, now })
-      stuck.add(lane, Math.max(0, all - released), { isReleased: false, now })
-      stuck.take(lane, taken(lane, now))
-    }
-    stuck.noteHanging(hanging, now)
+    busy = busy.filter((lane) => {
+      lane.isBusy = busyIn(lane, now) > 0
+      return lane.isBusy
+    })
+    stuck.count(busy, now)
   }
 
   /** The standing as which an endpoint contends for slots: usually all are equal. */
@@ -192,6 +189,7 @@ export function createLanes({
         lane.waiting.push({ claim, since: now })
         if (hasNone) turns.join(lane)
       }
+      noteBusy(lane)
       if (isNew && !lane.turn) stuck.add(lane, 1, { isReleased, now })
       if (claim.underWay && !hasPlace) stuck.take(lane, 1)
       return claim.underWay ? 'start' : turns.areTaken && stuck.mayTake(lane) <= 0 ? 'line' : 'wait'
@@ -258,6 +256,7 @@ export function createLanes({
         slots: keptSlots(lane, now) + kept,
         until: now + ARRIVAL_MS,
       }
+      noteBusy(lane)
       if (!haveSlots) turns.join(lane)
       else if (!isQuick) stuck.add(lane, count, { isReleased: true, now })
       stuck.take(lane, kept)

@@ -1,9 +1,15 @@
 import type { Standing } from './claim.ts'
+import { keptSlots, type Lane, stuckIn, taken as takenBy } from './lane.ts'
 
+/** An attempt that has been under way for longer than this is hanging. */
+const HANGING_MS = 1000
 /** How long a worker counts as strained after half of its slots were hanging. */
 const STRAINED_MS = 30_000
-const STANDINGS: Standing[] = ['failing', 'unsure', 'good']
-const noWorseThan = (standing: Standing) => STANDINGS.slice(STANDINGS.indexOf(standing))
+const NO_WORSE: Record<Standing, Standing[]> = {
+  failing: ['failing', 'unsure', 'good'],
+  unsure: ['unsure', 'good'],
+  good: ['good'],
+}
 /** The part of a strained worker's slots for which endpoints of each standing, or of a worse one, contend. */
 const PARTS: Record<Standing, number> = { failing: 1 / 4, unsure: 7 / 8, good: 1 }
 /**
@@ -32,7 +38,7 @@ const ofTenant = ({ byTenant }: Tally, tenantId: string) => byTenant.get(tenantI
 function addTo(tally: Tally, { tenantId, standing }: Whose, count: number): void {
   const own = ofTenant(tally, tenantId)
   tally.byTenant.set(tenantId, own)
-  for (const one of noWorseThan(standing)) {
+  for (const one of NO_WORSE[standing]) {
     tally.all[one] += count
     own[one] += count
   }
@@ -54,32 +60,48 @@ export function createStuckSlots(slots: number) {
   const slotsFor = (standing: Standing) => Math.ceil(slots * PARTS[standing])
 
   /** How many of them are not stuck. */
-  const free = (standing: Standing) => Math.min(...noWorseThan(standing).map((one) => slotsFor(one) - stuck.all[one]))
+  const free = (standing: Standing) => Math.min(...NO_WORSE[standing].map((one) => slotsFor(one) - stuck.all[one]))
 
   const isStrained = (now: number) => now < strainedUntil
 
+  const take = (whose: Whose, count: number) => addTo(taken, whose, count)
+
+  function add(
+    { tenantId, standing }: Whose,
+    count: number,
+    { isReleased, now }: { isReleased: boolean; now: number },
+  ): void {
+    if (count > 0) addTo(stuck, { tenantId, standing: isReleased || isStrained(now) ? standing : 'good' }, count)
+  }
+
   return {
-    /** Starts anew. */
-    clear(): void {
+    /** Counts anew what all that have something in hand have taken. */
+    count(lanes: Lane[], now: number): void {
       stuck = newTally()
       taken = newTally()
+      let hanging = 0
+      for (const lane of lanes) {
+        let released = keptSlots(lane, now)
+        for (const { since, isReleased } of lane.started) {
+          if (isReleased) released++
+          if (now - since > HANGING_MS) hanging++
+        }
+        const all = stuckIn(lane, now)
+        add(lane, Math.min(all, released), { isReleased: true, now })
+        add(lane, Math.max(0, all - released), { isReleased: false, now })
+        take(lane, takenBy(lane, now))
+      }
+      if (hanging >= slots / 2) strainedUntil = now + STRAINED_MS
     },
 
     /** `count` more are taken, stuck or not. */
-    take: (whose: Whose, count: number): void => addTo(taken, whose, count),
+    take,
 
     /**
      * `count` more are stuck. What was released for an endpoint always counts for its standing. The rest does so in a strained worker
      * only: retries of a single tenant would keep everybody's probes from being released.
      */
-    add({ tenantId, standing }: Whose, count: number, { isReleased, now }: { isReleased: boolean; now: number }): void {
-      if (count > 0) addTo(stuck, { tenantId, standing: isReleased || isStrained(now) ? standing : 'good' }, count)
-    },
-
-    /** Tells how many attempts are hanging. */
-    noteHanging(count: number, now: number): void {
-      if (count >= slots / 2) strainedUntil = now + STRAINED_MS
-    },
+    add,
 
     /** How many slots a tenant has taken. */
     takenBy: (tenantId: string): number => ofTenant(taken, tenantId).good,
@@ -91,7 +113,7 @@ export function createStuckSlots(slots: number) {
     /** How many more a tenant may take for an endpoint. */
     mayTake({ tenantId, standing }: Whose): number {
       const own = ofTenant(taken, tenantId)
-      const most = Math.min(...noWorseThan(standing).map((one) => Math.ceil(slots * TENANT_PARTS[one]) - own[one]))
+      const most = Math.min(...NO_WORSE[standing].map((one) => Math.ceil(slots * TENANT_PARTS[one]) - own[one]))
       if (last === 0) return most
       const left = (one: Standing) => slotsFor(one) - taken.all[one] - last
       return Math.max(last - own.good, Math.min(most, left('good'), standing === 'good' ? Infinity : left('unsure')))
@@ -101,7 +123,7 @@ export function createStuckSlots(slots: number) {
     spareOf(tenantId: string, standing: Standing): number {
       const own = ofTenant(stuck, tenantId)
       const half = (one: Standing) => Math.max(1, Math.floor((free(one) + own[one]) / 2))
-      const spare = Math.min(...noWorseThan(standing).map((one) => half(one) - own[one]))
+      const spare = Math.min(...NO_WORSE[standing].map((one) => half(one) - own[one]))
       return standing === 'good' ? spare : Math.min(spare, free(standing))
     },
   }
