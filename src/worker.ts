@@ -183,7 +183,13 @@ export async function startWorker(deps: {
       return claimed.more
     },
   })
-  const releaser = startReleaser({ pool, lanes, leaseSeconds: deps.attemptTimeoutSeconds + 10, log })
+  const releaser = startReleaser({
+    pool,
+    lanes,
+    hasBacklog: dispatcher.hasBacklog,
+    leaseSeconds: deps.attemptTimeoutSeconds + 10,
+    log,
+  })
   Object.assign(wake, { dispatcher: dispatcher.wake, releaser: releaser.wake })
   const deadLetters = startLoop({
     name: 'dead-letters',

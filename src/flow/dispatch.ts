@@ -29,13 +29,13 @@ const PART = 7 / 8
  * then it searches the whole queue (`thorough`). For each item under way it occupies a slot with `occupy`, and calls the returned
  * function when the item ends; calling it again does nothing. `isCrowding` tells whether a tenant's retries have taken so many slots
  * that no more of them may start: the last ones are for those that are `preferred`. `crowding` are the tenants of which no others may.
- * `wake` announces first attempts, and if `retries` those too.
+ * `wake` announces first attempts, and if `retries` those too. `hasBacklog`: whether the last fetch left first attempts in the queue.
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
   fetch: (kind: Kind, how: Fetch) => Promise<boolean>
-}): Omit<Loop, 'wake'> & { wake(retries?: boolean): void } {
+}): Omit<Loop, 'wake'> & { wake(retries?: boolean): void; hasBacklog: () => boolean } {
   const { slots } = options
   const occupied = { first: 0, retry: 0 }
   /** How many slots each tenant's retries have. */
@@ -135,6 +135,7 @@ export function startDispatcher(options: {
   const loop = startLoop({ name: 'dispatch', run, idleMs: POLL_MS, log: options.log })
   return {
     ...loop,
+    hasBacklog: () => backlog.first,
     wake(retries = false) {
       announced.first = true
       announced.retry ||= retries

@@ -1,12 +1,9 @@
 import { Line, type Place } from '../line.ts'
 import type { Claim, Standing, UnderWay } from './claim.ts'
+import { countOf, inPatience, isOver, newPace, noteFinished, PATIENCE_MS, type Pace, WINDOW_MS } from './pace.ts'
 
-/** Claims wait in a lane only if they are likely to start within this time; others are held. */
-const PATIENCE_MS = 300
 /** A claim that has waited this many times as long is held, whatever was expected. */
 const STALE = 4
-/** An endpoint's pace is how many attempts it finished in a window of this length, not counting any that took longer. */
-const WINDOW_MS = 500
 
 /** What a worker has in hand of one endpoint. */
 export type Lane = {
@@ -25,9 +22,7 @@ export type Lane = {
   held: boolean
   /** Whether it is noted as having something in hand. */
   isBusy: boolean
-  window: { since: number; finished: number }
-  /** Attempts finished in the last whole window. */
-  lastWindow: number
+  pace: Pace
 }
 
 /** A lane with nothing in hand. `now`, here and below, is in milliseconds by the clock of the worker's lanes. */
@@ -41,8 +36,7 @@ export const newLane = (tenantId: string, now: number): Lane => ({
   hasManyRetries: false,
   held: false,
   isBusy: false,
-  window: { since: now, finished: 0 },
-  lastWindow: 0,
+  pace: newPace(now),
 })
 
 /** How many are on their way: none once their time is over. */
@@ -62,22 +56,20 @@ export function begin(lane: Lane, claim: Claim, { isReleased, now }: { isRelease
   claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
 }
 
-/** How many attempts the endpoint finishes in a window, as far as is known. */
-export function paceOf(lane: Lane, now: number): number {
-  const age = now - lane.window.since
-  if (age >= WINDOW_MS) {
-    lane.lastWindow = age < 2 * WINDOW_MS ? lane.window.finished : 0
-    lane.window = { since: now, finished: 0 }
-  }
-  return Math.max(lane.lastWindow, lane.window.finished)
-}
+/** How many attempts the endpoint finishes in a window. */
+export const paceOf = (lane: Lane, now: number) => countOf(lane.pace, now)
 
-/** The request of an attempt is over since `endedAt`. */
-export function end(lane: Lane, underWay: Place<UnderWay>, { endedAt, now }: { endedAt: number; now: number }): void {
+/** The request of an attempt is over since `endedAt`. Returns whether it tells of the endpoint's pace. */
+export function end(
+  lane: Lane,
+  underWay: Place<UnderWay>,
+  { endedAt, now }: { endedAt: number; now: number },
+): boolean {
   lane.started.leave(underWay)
-  paceOf(lane, now)
   // One that took longer than a window, perhaps to its deadline, says nothing about how many more the endpoint could take.
-  if (endedAt - underWay.value.since <= WINDOW_MS) lane.window.finished++
+  const isSoon = endedAt - underWay.value.since <= WINDOW_MS
+  if (isSoon) noteFinished(lane.pace, now)
+  return isSoon
 }
 
 /**
@@ -96,10 +88,7 @@ export function isFresh(lane: Lane, now: number): boolean {
 }
 
 /** Whether nothing of the endpoint is here, nor has been for so long that its pace is not known any more. */
-export const isIdle = (lane: Lane, now: number) => busyIn(lane, now) === 0 && now - lane.window.since > 2 * WINDOW_MS
-
-/** How many it finishes within the time for which claims wait. */
-export const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, now) * PATIENCE_MS) / WINDOW_MS)
+export const isIdle = (lane: Lane, now: number) => busyIn(lane, now) === 0 && isOver(lane.pace, now)
 
 /**
  * How many may come at once and not wait here for longer. Where a process with so many `slots` never has as many in hand
@@ -107,13 +96,13 @@ export const inPatience = (lane: Lane, now: number) => Math.ceil((paceOf(lane, n
  * retries would wait there before those of others that are due later.
  */
 export function inTime(lane: Lane, now: number, slots: number): number {
-  const count = inPatience(lane, now)
+  const count = inPatience(lane.pace, now)
   return lane.hasManyRetries || count < 2 * slots ? count : Number.POSITIVE_INFINITY
 }
 
 /** Removes and returns the waiting claims that would have to wait longer than expected. */
 export function takeStaleFrom(lane: Lane, now: number): Claim[] {
-  const keep = isFresh(lane, now) ? lane.waiting.length : 2 * inPatience(lane, now)
+  const keep = isFresh(lane, now) ? lane.waiting.length : 2 * inPatience(lane.pace, now)
   // The newest are removed, so that those that stay are in order.
   const stale = lane.waiting.splice(keep)
   while (lane.waiting[0] !== undefined && lane.waiting[0].since < now - STALE * PATIENCE_MS)

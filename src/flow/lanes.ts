@@ -4,7 +4,6 @@ import {
   begin,
   busyIn,
   end,
-  inPatience,
   inTime,
   isFresh,
   isIdle,
@@ -16,6 +15,7 @@ import {
   taken,
   takeStaleFrom,
 } from './lane.ts'
+import { inPatience } from './pace.ts'
 import { createSlotTurns } from './slot-turns.ts'
 import { createStuckSlots } from './stuck-slots.ts'
 
@@ -47,9 +47,13 @@ export type Lanes = {
    * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
    * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between. But the one of an
    * endpoint whose tenant has all slots that it may have waits for the next that is left; and of a quick endpoint there may be more
-   * than slots, which wait here like others of it, or in the queue unless it `hasManyRetries`.
+   * than slots, which wait here like others of it, or in the queue unless it `hasManyRetries`. Where they do not `comeAtOnce`, as they
+   * stand behind others in the queue, those are not to be held for their sake: no slot is kept, and they are admitted like any.
    */
-  reserve(endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean }, wanted: number): number
+  reserve(
+    endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean },
+    how: { wanted: number; comeAtOnce: boolean },
+  ): number
   /** Gives up `count` of the places that `reserve` kept. */
   giveBack(endpoint: Endpoint, count: number): void
   /** Whether it is time to release more: at least half of the endpoint's room here is free. */
@@ -66,9 +70,10 @@ export type Lanes = {
  * - One that keeps finishing gets as many slots as its pace asks for. Any other gets at most a quarter of the slots that are
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
- * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave, and all
- *   of its endpoints at most seven eighths of the slots, those that are not well three quarters; the last slots are for tenants that
- *   have hardly any (flow/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns (flow/slot-turns.ts).
+ * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave; where the
+ *   worker goes on finishing attempts, a quarter of the free slots more for a moment. All of its endpoints get at most seven eighths
+ *   of the slots, those that are not well three quarters; the last slots are for tenants that have hardly any
+ *   (flow/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns (flow/slot-turns.ts).
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
  *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
@@ -87,10 +92,6 @@ export function createLanes({
   const lanes = new Map<string, Lane>()
   const stuck = createStuckSlots(slots)
   const turns = createSlotTurns(slots)
-  /** Those that have something in hand, and perhaps some that had. There may be thousands beside them, as each is kept for a second. */
-  let busy: Lane[] = []
-  let countedAt = 0
-
   function laneOf({ tenantId, endpointId }: Endpoint): Lane {
     let lane = lanes.get(endpointId)
     if (lane === undefined) {
@@ -100,26 +101,9 @@ export function createLanes({
     return lane
   }
 
-  /** It has something in hand. */
-  function noteBusy(lane: Lane): void {
-    if (!lane.isBusy) busy.push(lane)
-    lane.isBusy = true
-  }
-
-  /** Counts anew, at most once a millisecond; in between, what comes is added. */
-  function countStuck(now: number): void {
-    if (now - countedAt < 1) return
-    countedAt = now
-    busy = busy.filter((lane) => {
-      lane.isBusy = busyIn(lane, now) > 0
-      return lane.isBusy
-    })
-    stuck.count(busy, now)
-  }
-
   /** The standing as which an endpoint contends for slots: usually all are equal. */
   function contendsAs(lane: Lane, now: number): Standing {
-    countStuck(now)
+    stuck.count(now)
     return stuck.isStrained(now) ? lane.standing : 'good'
   }
 
@@ -164,7 +148,7 @@ export function createLanes({
     admit(claim) {
       const lane = laneOf(claim)
       const now = clock()
-      countStuck(now)
+      stuck.count(now)
       const hasPlace = keptSlots(lane, now) > 0
       // Else as it was released.
       if (!hasPlace) lane.standing = claim.standing
@@ -184,12 +168,12 @@ export function createLanes({
       } else {
         // Without one under way, the tenant's others make room for it.
         const hasNone = lane.started.size === 0
-        const most = Math.max(inPatience(lane, now), hasNone ? 1 : isFresh(lane, now) ? share(lane, now) : 0)
+        const most = Math.max(inPatience(lane.pace, now), hasNone ? 1 : isFresh(lane, now) ? share(lane, now) : 0)
         if (lane.waiting.length >= most || (hasNone ? !mayLineUp(lane) : claim.atOnce === 1)) return 'full'
         lane.waiting.push({ claim, since: now })
         if (hasNone) turns.join(lane)
       }
-      noteBusy(lane)
+      stuck.noteBusy(lane)
       if (isNew && !lane.turn) stuck.add(lane, 1, { isReleased, now })
       if (claim.underWay && !hasPlace) stuck.take(lane, 1)
       return claim.underWay ? 'start' : turns.areTaken && stuck.mayTake(lane) <= 0 ? 'line' : 'wait'
@@ -198,11 +182,11 @@ export function createLanes({
       if (claim.underWay === null) return undefined
       const lane = laneOf(claim)
       const now = clock()
-      end(lane, claim.underWay, { endedAt, now })
+      if (end(lane, claim.underWay, { endedAt, now })) stuck.noteFinished(now)
       claim.underWay = null
       stuck.take(lane, -1)
       // Not before: while it counted as stuck, it could keep its own slot from the others.
-      if (turns.of(lane.tenantId)) countStuck(now)
+      if (turns.of(lane.tenantId)) stuck.count(now)
       // Else it is free for every tenant's, and the queue tells whose is next.
       if (lane.waiting.length === 0) return undefined
       const next = startFirst(turns.first(lane.tenantId, now, roomFor(now)) ?? lane, now)
@@ -211,7 +195,7 @@ export function createLanes({
     },
     takeFree() {
       const now = clock()
-      countStuck(now)
+      stuck.count(now)
       const claims: Claim[] = []
       const first = () => turns.nextOfAny(now, roomFor(now))
       for (let lane = first(); lane; lane = first()) claims.push(startFirst(lane, now) as Claim)
@@ -233,7 +217,7 @@ export function createLanes({
     noteHeld(endpointIds, { all }) {
       for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId) || (!all && lane.held)
     },
-    reserve(endpoint, wanted) {
+    reserve(endpoint, { wanted, comeAtOnce }) {
       const lane = laneOf(endpoint)
       const now = clock()
       Object.assign(lane, { standing: endpoint.standing, hasManyRetries: endpoint.hasManyRetries })
@@ -250,15 +234,15 @@ export function createLanes({
       const mostQuick = isAtItsPace ? Math.max(most, inTime(lane, now, slots) - before) : most
       const count = Math.min(wanted, isQuick ? mostQuick : Math.min(most, stuck.spareOf(lane.tenantId, lane.standing)))
       if (count <= 0) return 0
-      const kept = haveSlots ? Math.max(0, Math.min(count, room, cap - taken(lane, now))) : 0
+      const kept = comeAtOnce && haveSlots ? Math.max(0, Math.min(count, room, cap - taken(lane, now))) : 0
       lane.arriving = {
         count: arriving(lane, now) + count,
         slots: keptSlots(lane, now) + kept,
         until: now + ARRIVAL_MS,
       }
-      noteBusy(lane)
+      stuck.noteBusy(lane)
       if (!haveSlots) turns.join(lane)
-      else if (!isQuick) stuck.add(lane, count, { isReleased: true, now })
+      else if (!isQuick && comeAtOnce) stuck.add(lane, count, { isReleased: true, now })
       stuck.take(lane, kept)
       return count
     },

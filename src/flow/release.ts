@@ -21,14 +21,28 @@ const PART = 64
 /** With more than so many retries, they are released only as they can be sent: in the queue they would stand before all that are due later. */
 const FEW_RETRIES = 64
 
-type Candidate = { tenant_id: string; endpoint_id: string; standing: Standing; wanted: number; many_retries: boolean }
+type Candidate = {
+  tenant_id: string
+  endpoint_id: string
+  standing: Standing
+  wanted: number
+  many_retries: boolean
+  is_urgent: boolean
+}
 
 /**
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
- * for which this worker's lanes have room. `leaseSeconds`: how long a probe may be under way before another takes its place. After a
+ * for which this worker's lanes have room. `hasBacklog` tells whether first attempts wait in the queue: what is not urgent
+ * (waybill.release_held) comes after those. `leaseSeconds`: how long a probe may be under way before another takes its place. After a
  * release that took too long, the next is half as large.
  */
-export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: number; log: Log }): Loop {
+export function startReleaser(deps: {
+  pool: Pool
+  lanes: Lanes
+  hasBacklog: () => boolean
+  leaseSeconds: number
+  log: Log
+}): Loop {
   const { pool, lanes } = deps
   let mostAtOnce = MAX_RELEASED
   return startLoop({
@@ -41,12 +55,12 @@ export function startReleaser(deps: { pool: Pool; lanes: Lanes; leaseSeconds: nu
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
       let asked = 0
       const part = Math.max(PART, Math.floor(mostAtOnce / candidates.length))
-      const granted = candidates.flatMap(({ tenant_id, endpoint_id, standing, wanted, many_retries }) => {
+      const granted = candidates.flatMap(({ tenant_id, endpoint_id, standing, wanted, many_retries, is_urgent }) => {
         if (asked >= mostAtOnce) return []
         const busy = lanes.busy(endpoint_id)
         const room = lanes.reserve(
           { tenantId: tenant_id, endpointId: endpoint_id, standing, hasManyRetries: many_retries },
-          Math.min(wanted, part, mostAtOnce - asked),
+          { wanted: Math.min(wanted, part, mostAtOnce - asked), comeAtOnce: is_urgent || !deps.hasBacklog() },
         )
         asked += room
         return room > 0 ? [{ tenant_id, endpoint_id, busy, room }] : []
@@ -86,7 +100,8 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
         s.last_success_at) as standing,
       least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end,
         ceil(e.max_per_second / 2.0))::float8 as wanted, s.retrying > ${FEW_RETRIES} as many_retries,
-      s.breaker = 'open' as is_probe, case when s.breaker = 'open' then s.next_probe_at end as due
+      s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as is_urgent, s.breaker = 'open' as is_probe,
+      case when s.breaker = 'open' then s.next_probe_at end as due
     from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
     where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
       and not (e.ordered and s.pending + s.retrying > s.held)
@@ -100,4 +115,4 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
     select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place
     from own left join probed using (tenant_id)
   )
-  select tenant_id, endpoint_id, standing, wanted, many_retries from placed order by nth, place, random() limit ${MAX_LANES}`
+  select tenant_id, endpoint_id, standing, wanted, many_retries, is_urgent from placed order by nth, place, random() limit ${MAX_LANES}`

@@ -1,5 +1,6 @@
 import type { Standing } from './claim.ts'
-import { keptSlots, type Lane, stuckIn, taken as takenBy } from './lane.ts'
+import { busyIn, keptSlots, type Lane, stuckIn, taken as takenBy } from './lane.ts'
+import { inPatience, newPace, noteFinished, PATIENCE_MS } from './pace.ts'
 
 /** An attempt that has been under way for longer than this is hanging. */
 const HANGING_MS = 1000
@@ -24,6 +25,13 @@ const TENANT_PARTS: Record<Standing, number> = { failing: 3 / 4, unsure: 3 / 4, 
  * so one with fewer than 64 leaves none.
  */
 const LAST_PART = 1 / 64
+
+/**
+ * A backlog may be for thousands of endpoints, none of which has had enough to have a pace. If all their slots counted as stuck, most
+ * claims would be held, to be released and claimed again. So the slots that have just been taken, as many as the worker will have back
+ * soon at its pace, do not count, up to this part of those that are not stuck otherwise.
+ */
+const TRUSTED_PART = 1 / 4
 
 /** How many slots of endpoints of each standing or of a worse one. */
 type Counts = Record<Standing, number>
@@ -53,6 +61,11 @@ export function createStuckSlots(slots: number) {
   let stuck = newTally()
   let taken = newTally()
   let strainedUntil = -Infinity
+  let countedAt = -Infinity
+  /** Those that have something in hand, and perhaps some that had. There may be thousands beside them, as each is kept for a second. */
+  let busy: Lane[] = []
+  /** How fast attempts are finished, whatever the endpoint. */
+  const pace = newPace(-Infinity)
 
   const last = Math.floor(slots * LAST_PART)
 
@@ -75,24 +88,50 @@ export function createStuckSlots(slots: number) {
   }
 
   return {
-    /** Counts anew what all that have something in hand have taken. */
-    count(lanes: Lane[], now: number): void {
+    /** The lane has something in hand. */
+    noteBusy(lane: Lane): void {
+      if (!lane.isBusy) busy.push(lane)
+      lane.isBusy = true
+    },
+
+    /** Counts anew, at most once a millisecond; in between, what comes is added. */
+    count(now: number): void {
+      if (now - countedAt < 1) return
+      countedAt = now
+      busy = busy.filter((lane) => {
+        lane.isBusy = busyIn(lane, now) > 0
+        return lane.isBusy
+      })
       stuck = newTally()
       taken = newTally()
       let hanging = 0
-      for (const lane of lanes) {
+      const freshOf = new Map<string, number>()
+      for (const lane of busy) {
         let released = keptSlots(lane, now)
+        let old = 0
         for (const { since, isReleased } of lane.started) {
           if (isReleased) released++
+          else if (now - since > PATIENCE_MS) old++
           if (now - since > HANGING_MS) hanging++
         }
         const all = stuckIn(lane, now)
+        const others = Math.max(0, all - released)
+        const fresh = lane.standing === 'failing' || isStrained(now) ? 0 : Math.max(0, others - old)
+        if (fresh > 0) freshOf.set(lane.tenantId, (freshOf.get(lane.tenantId) ?? 0) + fresh)
         add(lane, Math.min(all, released), { isReleased: true, now })
-        add(lane, Math.max(0, all - released), { isReleased: false, now })
+        add(lane, others - fresh, { isReleased: false, now })
         take(lane, takenBy(lane, now))
       }
       if (hanging >= slots / 2) strainedUntil = now + STRAINED_MS
+      let likely = Math.min(inPatience(pace, now), Math.floor(TRUSTED_PART * free('good')))
+      for (const [tenantId, fresh] of freshOf) {
+        add({ tenantId, standing: 'good' }, fresh - likely, { isReleased: false, now })
+        likely = Math.max(0, likely - fresh)
+      }
     },
+
+    /** An attempt is finished, soon enough to tell of the worker's pace. */
+    noteFinished: (now: number): void => noteFinished(pace, now),
 
     /** `count` more are taken, stuck or not. */
     take,

@@ -33,7 +33,13 @@ test('what is held counts as failing where its endpoint did not answer last, or 
       return 0
     },
   }
-  const releaser = startReleaser({ pool: sql, lanes, leaseSeconds: 25, log: createLog('silent') })
+  const releaser = startReleaser({
+    pool: sql,
+    lanes,
+    hasBacklog: () => true,
+    leaseSeconds: 25,
+    log: createLog('silent'),
+  })
   cleanUp(t, releaser.stop)
   await waitFor(() => standings.size === 4, { what: 'all to be asked for' })
   assert.deepEqual(Object.fromEntries(standings), {
@@ -44,7 +50,7 @@ test('what is held counts as failing where its endpoint did not answer last, or 
   })
 })
 
-test('an endpoint has no more than its part released in a look, and a paced one what it has time slots for; many retries are told of', async (t) => {
+test('an endpoint has no more than its part released in a look, and a paced one what it has time slots for, which comes before a backlog; many retries are told of', async (t) => {
   const { sql } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
   for (const [url, held, retrying, pace] of [
@@ -61,22 +67,31 @@ test('an endpoint has no more than its part released in a look, and a paced one 
       insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, retrying, held)
       select tenant_id, endpoint_id, ${held}, ${retrying}, ${held} from e`
   const endpoints = await sql<{ id: string; url: string }[]>`select endpoint_id as id, url from waybill.endpoints`
-  const asked = new Map<string, [number, boolean]>()
+  const asked = new Map<string, [number, boolean, boolean]>()
   const lanes = {
     ...createLanes({ cap: 50, slots: 200 }),
-    reserve({ endpointId, hasManyRetries }: { endpointId: string; hasManyRetries: boolean }, wanted: number) {
-      asked.set(endpoints.find(({ id }) => id === endpointId)!.url, [wanted, hasManyRetries])
+    reserve(
+      { endpointId, hasManyRetries }: { endpointId: string; hasManyRetries: boolean },
+      { wanted, comeAtOnce }: { wanted: number; comeAtOnce: boolean },
+    ) {
+      asked.set(endpoints.find(({ id }) => id === endpointId)!.url, [wanted, hasManyRetries, comeAtOnce])
       return 0
     },
   }
-  const releaser = startReleaser({ pool: sql, lanes, leaseSeconds: 25, log: createLog('silent') })
+  const releaser = startReleaser({
+    pool: sql,
+    lanes,
+    hasBacklog: () => true,
+    leaseSeconds: 25,
+    log: createLog('silent'),
+  })
   cleanUp(t, releaser.stop)
   await waitFor(() => asked.size === 4, { what: 'all to be asked for' })
   assert.deepEqual(Object.fromEntries(asked), {
-    many: [500, false],
-    retries: [500, true],
-    few: [3, false],
-    paced: [4, false],
+    many: [500, false, false],
+    retries: [500, true, false],
+    few: [3, false, false],
+    paced: [4, false, true],
   })
 })
 
@@ -105,7 +120,13 @@ test('a tenant’s probes are asked for in the order in which they are due, and 
       return 0
     },
   }
-  const releaser = startReleaser({ pool: sql, lanes, leaseSeconds: 25, log: createLog('silent') })
+  const releaser = startReleaser({
+    pool: sql,
+    lanes,
+    hasBacklog: () => true,
+    leaseSeconds: 25,
+    log: createLog('silent'),
+  })
   cleanUp(t, releaser.stop)
   await waitFor(() => asked.length === endpoints.length, { what: 'all to be asked for' })
   const probes = asked.filter(({ nth }) => nth <= 20)
