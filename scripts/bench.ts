@@ -14,6 +14,7 @@ import {
   deliverAll,
   measureBoth,
   measureDrain,
+  measureEndpoints,
   measureFanout,
   measureLatency,
   measurePublish,
@@ -32,8 +33,8 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
                         [--profile FOLDER] [--against FOLDER]
 
   --quick            shorter runs and 20,000 deliveries to drain instead of 50,000
-  --only PART,…      of ceilings, publish, drain, both, fanout, tenants, latency; ceilings are needed for the ratios;
-                     steady, which runs only when named: ten minutes at one rate, and what memory does (--quick: one);
+  --only PART,…      of ceilings, publish, drain, both, fanout, tenants, endpoints, latency; ceilings are needed for
+                     the ratios; steady, which runs only when named: ten minutes at one rate, and what memory does (--quick: one);
                      neighbours, likewise: what a tenant, and a tenant's healthy endpoint,
                      notice of another endpoint that hangs, fails, is slow, refuses, is inactive or comes back,
                      and how ten tenants share a saturated worker (up to 10 minutes; --quick: 5);
@@ -46,7 +47,7 @@ const USAGE = `Usage: npm run bench -- [--quick] [--only PART,…] [--json FILE]
   --profile FOLDER   CPU profiles of the API and worker processes (open them with Chrome's developer tools)
 `
 
-const USUAL = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'tenants', 'latency']
+const USUAL = ['ceilings', 'publish', 'drain', 'both', 'fanout', 'tenants', 'endpoints', 'latency']
 const PARTS = [...USUAL, 'steady', 'held', 'neighbours']
 
 const { values: flags } = parseArgs({
@@ -173,6 +174,9 @@ async function main(): Promise<void> {
   })
   await part('tenants', async () => {
     report.tenants = await beside(['commits', 'posts', 'usualPosts'], () => measureTenants(bench))
+  })
+  await part('endpoints', async () => {
+    report.endpoints = await beside(['posts', 'usualPosts'], () => measureEndpoints(bench))
   })
   await part('latency', async () => {
     report.latency = [await measureLatency(bench, null), await measureLatency(bench, 200)]

@@ -12,7 +12,8 @@ export type Load = {
   connections: number
   /** The payload of each event is this long. */
   payloadBytes: number
-  eventType: string
+  /** Of each event the next one, in turn. */
+  eventTypes: string[]
   /** What ends it: so many requests, or so many seconds. */
   stop: { count: number } | { seconds: number }
   /** Requests a second in an open loop, each timed from its intended moment; null: each connection sends the next at once. */
@@ -39,7 +40,7 @@ const run = String(nowMicros())
 function makeRequest(load: Load, intendedMicros: number): string {
   const start = `{"at":${intendedMicros},"filler":"`
   const payload = `${start}${'x'.repeat(Math.max(0, load.payloadBytes - start.length - 2))}"}`
-  const body = `{"event_type":"${load.eventType}","payload":${payload}}`
+  const body = `{"event_type":"${load.eventTypes[keys % load.eventTypes.length]}","payload":${payload}}`
   return (
     `POST /v1/events HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer ${load.apiKeys[keys % load.apiKeys.length]}\r\ncontent-type: application/json\r\n` +
     `idempotency-key: ${run}-${++keys}\r\ncontent-length: ${body.length}\r\n\r\n${body}`

@@ -47,7 +47,7 @@ export async function measureNeighbours(
   const load = (apiKey: string, eventType: string, more: object) => ({
     ports: services.ports(),
     apiKeys: [apiKey],
-    eventType,
+    eventTypes: [eventType],
     payloadBytes: 250,
     connections: 4,
     rate: null,

@@ -10,6 +10,8 @@ import type { Services } from './services.ts'
 const PAYLOAD_BYTES = 250
 const FANOUT = 10
 const TENANTS = 1000
+const ENDPOINTS = 5000
+const ENDPOINTS_OF_A_TYPE = 50
 const STEADY_RATE = 500
 export const PATIENCE = { timeoutMs: 120_000, intervalMs: 100 }
 
@@ -44,6 +46,7 @@ export type BothRun = {
   backlogSeconds: number
 }
 export type TenantsRun = Times & { tenants: number; published: number; drained: DrainRun }
+export type EndpointsRun = { endpoints: number; fanout: number; drained: DrainRun }
 export type FanoutRun = { fanout: number; published: number; deliveriesQueued: number; drained: DrainRun }
 export type LatencyRun = Times & { rate: number | null; events: number; publishP50: number; publishP99: number }
 
@@ -122,9 +125,10 @@ export async function createTenant(services: Services, tenant_id: string, limits
 
 /** A tenant whose endpoints, one for each path, subscribe to the path's event type; answers with its key. */
 async function registerTenant(services: Services, receiver: string, tenant_id: string, paths: [string, string][]) {
-  const { key, call } = await createTenant(services, tenant_id)
-  for (const [path, type] of paths)
-    await call('POST', '/v1/endpoints', { url: `${receiver}/${path}`, subscribed_events: [type] })
+  const { key, call } = await createTenant(services, tenant_id, { max_endpoints: Math.max(100, paths.length) })
+  const one = ([path, type]: [string, string]) =>
+    call('POST', '/v1/endpoints', { url: `${receiver}/${path}`, subscribed_events: [type] })
+  for (let nth = 0; nth < paths.length; nth += 10) await Promise.all(paths.slice(nth, nth + 10).map(one))
   return key
 }
 
@@ -179,10 +183,9 @@ export async function queueWarmUp(bench: Bench, waiting: number): Promise<void> 
 const warmUpDeliveries = ({ quick }: Bench) => (quick ? 20_000 : 120_000)
 
 /** Publishes a backlog for a drain; answers with how many deliveries it is. */
-async function queueBacklog(bench: Bench, wanted: Partial<Load> = {}): Promise<number> {
+async function queueBacklog(bench: Bench, wanted: Partial<Load> = {}, fanout = 1): Promise<number> {
   const deliveries = bench.quick ? 20_000 : 50_000
-  const count = wanted.eventType === 'bench.ten' ? deliveries / FANOUT : deliveries
-  await publish(bench, { connections: 256, ...wanted, stop: { count } })
+  await publish(bench, { connections: 256, ...wanted, stop: { count: deliveries / fanout } })
   return deliveries
 }
 
@@ -246,9 +249,9 @@ export async function measureBoth(bench: Bench): Promise<BothRun> {
 
 export async function measureFanout(bench: Bench): Promise<FanoutRun> {
   const events = warmUpDeliveries(bench) / FANOUT
-  const result = await publish(bench, { connections: 256, eventType: 'bench.ten', stop: { count: events } })
+  const result = await publish(bench, { connections: 256, eventTypes: ['bench.ten'], stop: { count: events } })
   const published = result.requests / result.seconds
-  const drained = await measureDrain(bench, () => queueBacklog(bench, { eventType: 'bench.ten' }))
+  const drained = await measureDrain(bench, () => queueBacklog(bench, { eventTypes: ['bench.ten'] }, FANOUT))
   return { fanout: FANOUT, published, deliveriesQueued: published * FANOUT, drained }
 }
 
@@ -259,6 +262,20 @@ export async function measureTenants(bench: Bench): Promise<TenantsRun> {
   const { requests, seconds, latencies } = await publish(bench, { connections: 256, apiKeys, stop: { count } })
   const drained = await measureDrain(bench, () => queueBacklog(bench, { apiKeys }))
   return { tenants: TENANTS, published: requests / seconds, ...times(latencies), drained }
+}
+
+/** A backlog of a few deliveries for each of thousands of endpoints. */
+export async function measureEndpoints(bench: Bench): Promise<EndpointsRun> {
+  const fanout = ENDPOINTS_OF_A_TYPE
+  const eventTypes = Array.from({ length: ENDPOINTS / fanout }, (_, nth) => `bench.many.${nth}`)
+  const paths = eventTypes.flatMap((type) =>
+    Array.from({ length: fanout }, (_, nth): [string, string] => [`${type}/${nth}`, type]),
+  )
+  const key = await registerTenant(bench.services, bench.receiverOrigin, 'bench-many', paths)
+  const wanted = { apiKeys: [key], eventTypes }
+  await publish(bench, { connections: 256, ...wanted, stop: { count: warmUpDeliveries(bench) / 3 / fanout } })
+  const drained = await measureDrain(bench, () => queueBacklog(bench, wanted, fanout))
+  return { endpoints: ENDPOINTS, fanout, drained }
 }
 
 /** From the intended moment of publishing to the receipt: one at a time, or in an open loop of `rate` a second. */
@@ -318,7 +335,7 @@ const request = (bench: Bench, wanted: Wanted) => ({
   ports: bench.services.ports(),
   apiKeys: [bench.apiKey],
   payloadBytes: PAYLOAD_BYTES,
-  eventType: 'bench.one',
+  eventTypes: ['bench.one'],
   rate: null,
   ...wanted,
 })

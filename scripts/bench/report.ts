@@ -6,6 +6,7 @@ import type {
   BothRun,
   Ceilings,
   DrainRun,
+  EndpointsRun,
   FanoutRun,
   LatencyRun,
   PublishRun,
@@ -28,6 +29,7 @@ export type Report = {
   both?: Beside<BothRun>
   fanout?: Beside<FanoutRun>
   tenants?: Beside<TenantsRun>
+  endpoints?: Beside<EndpointsRun>
   latency?: LatencyRun[]
   steady?: SteadyRun
   held?: HeldRun
@@ -113,6 +115,14 @@ export function printReport(report: Report): void {
       `${whole(tenants)} tenants in turn: drain of ${whole(drained.deliveries)}`,
       rate(drained.perSecond),
       ofPosts(drained.perSecond, report.tenants),
+    )
+  }
+  if (report.endpoints) {
+    const { endpoints, drained } = report.endpoints
+    add(
+      `${whole(endpoints)} endpoints of a tenant: drain of ${whole(drained.deliveries)}`,
+      rate(drained.perSecond),
+      ofPosts(drained.perSecond, report.endpoints),
     )
   }
   for (const run of report.latency ?? []) {

@@ -48,7 +48,7 @@ export async function measureAgainst(bench: Bench, folder: string, say: (what: s
   for (const name of ['one', 'ten'] as const) {
     say(`drain, ${name}`)
     const queue = (stop: { count: number } | { seconds: number }) =>
-      publish(bench, { connections: 256, eventType: `bench.${name}`, stop })
+      publish(bench, { connections: 256, eventTypes: [`bench.${name}`], stop })
     await queue({ seconds: WARM_UP_SECONDS })
     const queued = await bench.database.queued()
     const warmUpBegun = nowMicros()

@@ -109,7 +109,8 @@ function inFlight(world: World, lookUp: Index): number {
   const sent = world.ledger.receipts.filter((receipt) => receipt === world.ledger.of(receipt.deliveryId)[0])
   const recordedAt = ({ deliveryId }: Receipt) => Date.parse(lookUp.deliveries.get(deliveryId)?.completed_at ?? '')
   return world.faults.reduce(
-    (sum, { from, to }) => sum + sent.filter((receipt) => receipt.signedAt * 1000 <= to && !(recordedAt(receipt) < from)).length,
+    (sum, { from, to }) =>
+      sum + sent.filter((receipt) => receipt.signedAt * 1000 <= to && !(recordedAt(receipt) < from)).length,
     0,
   )
 }
