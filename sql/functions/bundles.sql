@@ -1,7 +1,7 @@
 -- A bundle is one job for the first attempts of up to 16 deliveries of one tenant that were published or released together and stand at
--- the same place in the queue. Its `ids` are those that are not settled yet. It is claimed as a whole: a delivery that has to come again (after a
--- failure, or because its worker stopped or was lost) gets a job of its own first. So a delivery costs a sixteenth of a job as long as
--- all goes well.
+-- the same place in the queue. Its `ids` are those that are not settled yet. It is claimed as a whole: a delivery that has to come
+-- again (after a failure, or because its worker stopped or was lost) gets a job of its own first. So a delivery costs a sixteenth of a
+-- job as long as all goes well.
 
 -- The job's id, made of its first delivery's: UUIDv8 (RFC 9562, 5.8), so never that of a delivery's own job.
 create or replace function waybill.bundle_id(first_delivery uuid) returns uuid language sql immutable parallel safe as $$
@@ -107,7 +107,7 @@ begin
     update waybill.deliveries d set bundle = null
     from unnest(tenants, bundles, deliveries) as u (tenant_id, bundle, id) join pgboss.job j on j.id = u.bundle
     where j.name = 'deliveries' and j.id = any(jobs) and j.state = 'active' and j.data -> 'ids' ? u.id::text
-      and d.tenant_id = u.tenant_id and d.delivery_id = u.id and d.bundle = u.bundle and not d.held
+      and d.tenant_id = u.tenant_id and d.delivery_id = u.id and d.bundle = u.bundle and not d.held and d.delivery_id = any(sorted)
       and d.delivery_id between sorted[1] and sorted[cardinality(sorted)]
     returning u.id, u.bundle
   )

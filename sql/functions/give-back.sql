@@ -32,7 +32,7 @@ begin
   into given from given;
   if seconds is not null then
     update waybill.deliveries d set next_attempt_at = due, updated_at = now() from unnest(given.tenants, given.ids, given.dues) as g (tenant_id, id, due)
-    where d.tenant_id = g.tenant_id and d.delivery_id = g.id
+    where d.tenant_id = g.tenant_id and d.delivery_id = g.id and d.delivery_id = any(given.ids)
       and d.delivery_id between given.ids[1] and given.ids[cardinality(given.ids)];
   end if;
   if counted then perform waybill.refund_attempts(given.tenants); end if;
@@ -65,7 +65,7 @@ begin
       array_agg(d.status) as statuses
     into lost
     from (select * from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n) where n > 0 and id = any(finished)) c
-    join waybill.deliveries d on d.tenant_id = c.tenant_id and d.delivery_id = c.id
+    join waybill.deliveries d on d.tenant_id = c.tenant_id and d.delivery_id = c.id and d.delivery_id = any(sorted)
       and d.delivery_id between sorted[1] and sorted[cardinality(sorted)]
     join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
     where d.status in ('pending', 'retrying') and d.earlier_attempts + c.n > d.attempt_count;
@@ -73,7 +73,7 @@ begin
       -- All deliveries are locked before the counters' rows.
       perform from waybill.deliveries d join unnest(tenants, deliveries) as c (tenant_id, id)
         on d.tenant_id = c.tenant_id and d.delivery_id = c.id
-      where c.id = any(finished)
+      where c.id = any(finished) and d.delivery_id = any(sorted)
         and d.delivery_id between sorted[1] and sorted[cardinality(sorted)]
       order by d.delivery_id for no key update of d;
       -- All endpoints, or those without a lost attempt would be locked out of order when what is held is counted: every deadlock
@@ -86,10 +86,8 @@ begin
     end if;
   end if;
 
-  update waybill.deliveries d set held = true, bundle = null, spent_retries = c.n, next_attempt_at = null, updated_at = now()
-  from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n)
-  where c.id = any(finished) and d.tenant_id = c.tenant_id and d.delivery_id = c.id
-    and d.delivery_id between sorted[1] and sorted[cardinality(sorted)];
+  perform waybill.set_held(array_agg(tenant_id), array_agg(id), true, null, array_agg(n), null, now())
+  from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n) where id = any(finished);
   perform waybill.count_held(held_tenants, held_endpoints, array_fill(1, array[cardinality(held_tenants)]));
   -- A probe for which there was no room is due again soon, not when its lease ends, and remains the next one.
   update waybill.endpoint_stats s set next_probe_at = now() + interval '1 second'
@@ -97,6 +95,26 @@ begin
   where s.tenant_id = h.tenant_id and s.endpoint_id = h.endpoint_id and s.breaker = 'open' and s.probing = any(finished);
   -- Last, as where attempts are recorded: in another order the two could wait for each other.
   if counted then perform waybill.refund_attempts(held_tenants); end if;
+end $$;
+
+-- Marks deliveries as held, or as released. A merge, although nothing is ever inserted: its plan has to start from the given rows. An
+-- update's need not: a planner that believes the deliveries between the first and the last to be few, as it does of any that lie close
+-- together, would go through all of these, and for each through all that are given.
+create or replace function waybill.set_held(tenants text[], deliveries uuid[], is_held boolean, bundles uuid[], spent int[],
+  nexts timestamptz[], moment timestamptz) returns void language plpgsql
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_material = off set enable_memoize = off
+as $$
+declare
+  sorted constant uuid[] := array(select id from unnest(deliveries) as u (id) order by id);
+begin
+  merge into waybill.deliveries d
+  using (select * from unnest(tenants, deliveries, bundles, spent, nexts) as u (tenant_id, id, bundle, spent, next) order by id) c
+  -- The bounds are for the planner, which then looks at the partitions between them only.
+  on d.tenant_id = c.tenant_id and d.delivery_id = c.id and d.delivery_id between sorted[1] and sorted[cardinality(sorted)]
+  when matched then update set
+    held = is_held, bundle = c.bundle, spent_retries = c.spent, next_attempt_at = c.next, updated_at = moment
+  when not matched and false then insert (tenant_id) values (c.tenant_id);
 end $$;
 
 -- Takes attempts that were counted and then not made off the month's count. One that was counted in one month and is put away in

@@ -82,8 +82,7 @@ begin
     array_agg(is_first and not urgent) as usual,
     array_agg(max_per_second) as rates, array_agg(tag) as tags,
     -- A turn earlier if urgent: the clock does not tell where in a turn claiming is, so the tag may be in the next one already.
-    array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots,
-    min(delivery_id::text)::uuid as first_id, max(delivery_id::text)::uuid as last_id
+    array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots
   into picked from chosen;
   if picked.n = 0 then return; end if;
 
@@ -98,10 +97,8 @@ begin
     window job as (partition by tenant_id, usual, floor(tag), nth order by i rows between unbounded preceding and unbounded following)
     order by i);
 
-  -- The bounds are for the planner, which then looks at the partitions between them only.
-  update waybill.deliveries d set held = false, bundle = p.bundle, spent_retries = 0, next_attempt_at = coalesce(p.slot, moment), updated_at = moment
-  from unnest(picked.tenants, picked.ids, picked.slots, bundles) as p (tenant_id, delivery_id, slot, bundle)
-  where d.tenant_id = p.tenant_id and d.delivery_id = p.delivery_id and d.delivery_id between picked.first_id and picked.last_id;
+  perform waybill.set_held(picked.tenants, picked.ids, false, bundles, array_fill(0, array[picked.n]),
+    array(select coalesce(slot, moment) from unnest(picked.slots) with ordinality as p (slot, i) order by i), moment);
 
   update waybill.endpoint_stats s set
     held = s.held - c.n,
