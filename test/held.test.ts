@@ -1,0 +1,48 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createDatabase, insertEndpoint } from './support/database.ts'
+import { claim } from './support/queue.ts'
+
+test('holding deliveries, and releasing them, reads none of those between them', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const [own, other] = [await insertEndpoint(sql), await insertEndpoint(sql)]
+  const insert = async (endpoint: string, { from, to, step }: { from: number; to: number; step: number }) => {
+    const rows = await sql<{ id: string }[]>`
+      insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, updated_at)
+      select 'acme', waybill.make_delivery_id(id), id, ${endpoint}, 'thing', now()
+      from (select waybill.make_id(date_trunc('day', now(), 'utc') + n * interval '1 ms') as id
+            from generate_series(${from}::int, ${to}::int, ${step}::int) n) made returning delivery_id as id`
+    return rows.map(({ id }) => id)
+  }
+  await insert(other, { from: 1, to: 1000, step: 1 })
+  await sql.text('analyze waybill.deliveries')
+  // By the statistics there are none so new.
+  await insert(other, { from: 1001, to: 11_000, step: 1 })
+  const ids = await insert(own, { from: 1001, to: 11_000, step: 100 })
+  await sql`
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending)
+    select tenant_id, endpoint_id, count(*) from waybill.deliveries group by 1, 2`
+  await sql`
+    select waybill.enqueue_new(array_fill('acme'::text, array[100]), ${ids}::uuid[], array_fill(1::float8, array[100]), array_fill(false, array[100]), null)`
+  assert.deepEqual(await claim(sql), ids.toSorted())
+
+  const session = newSession()
+  const read = async () => {
+    await session`select pg_stat_force_next_flush()`
+    const [row] = await sql`
+      select sum(idx_tup_fetch + seq_tup_read)::int as read from pg_stat_user_tables where relname like 'deliveries_2%'`
+    return row?.read
+  }
+  const held = async () => (await sql`select from waybill.deliveries where held`).length
+  const begun = await read()
+  await session`
+    select waybill.hold_claims(array_agg('acme'::text), array_agg(id), array_agg(${own}::uuid), array_agg(null::uuid), array_agg(0), false)
+    from unnest(${ids}::uuid[]) as u (id)`
+  const between = await read()
+  assert.equal(await held(), 100)
+  assert.ok(between - begun < 1000, `holding 100 read ${between - begun}`)
+  await session`select waybill.release_held(array['acme'], array[${own}::uuid], array[0], array[100], '1 minute')`
+  const ended = await read()
+  assert.equal(await held(), 0)
+  assert.ok(ended - between < 1000, `releasing 100 read ${ended - between}`)
+})
