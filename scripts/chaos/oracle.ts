@@ -103,7 +103,8 @@ export async function judge(world: World): Promise<Judgement> {
 
 /**
  * How many deliveries were on their way when faults were made: their request had been signed (a busy receiver reads it
- * when it can, perhaps only after its sender's end), their record had not been made.
+ * when it can, perhaps only after its sender's end), their record had not been made. The signature tells the second in
+ * which it was made, so what was sent in the rest of that counts as well.
  */
 function inFlight(world: World, lookUp: Index): number {
   const sent = world.ledger.receipts.filter((receipt) => receipt === world.ledger.of(receipt.deliveryId)[0])

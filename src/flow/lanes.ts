@@ -21,6 +21,8 @@ import { createStuckSlots } from './stuck-slots.ts'
 
 /** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
 const ARRIVAL_MS = 500
+/** For each slot, so many of one tenant's may be released in that time to stand in the queue: most of a backlog that is held at first. */
+const COMING = 2
 
 type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
@@ -48,7 +50,8 @@ export type Lanes = {
    * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between. But the one of an
    * endpoint whose tenant has all slots that it may have waits for the next that is left; and of a quick endpoint there may be more
    * than slots, which wait here like others of it, or in the queue unless it `hasManyRetries`. Where they do not `comeAtOnce`, as they
-   * stand behind others in the queue, those are not to be held for their sake: no slot is kept, and they are admitted like any.
+   * stand behind others in the queue, those are not to be held for their sake: no slot is kept, unless the endpoint is failing or
+   * slow, and they are admitted like any.
    */
   reserve(
     endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean },
@@ -70,8 +73,8 @@ export type Lanes = {
  * - One that keeps finishing gets as many slots as its pace asks for. Any other gets at most a quarter of the slots that are
  *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
- * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave; where the
- *   worker goes on finishing attempts, a quarter of the free slots more for a moment. All of its endpoints get at most seven eighths
+ * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave; three
+ *   quarters if they come at once and the worker goes on finishing attempts. All of its endpoints get at most seven eighths
  *   of the slots, those that are not well three quarters; the last slots are for tenants that have hardly any
  *   (flow/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns (flow/slot-turns.ts).
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
@@ -109,7 +112,7 @@ export function createLanes({
 
   /** A quarter of the slots that are not stuck in other lanes. */
   const share = (lane: Lane, now: number) =>
-    Math.max(1, Math.floor((stuck.free(contendsAs(lane, now)) + stuckIn(lane, now)) / 4))
+    Math.max(1, Math.floor(Math.min(slots, stuck.free(contendsAs(lane, now)) + stuckIn(lane, now)) / 4))
 
   /** How many may be under way at once. */
   const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
@@ -232,9 +235,13 @@ export function createLanes({
       // it could use it is not as quick now.
       const isAtItsPace = room >= limitOf(lane, now) - lane.started.size
       const mostQuick = isAtItsPace ? Math.max(most, inTime(lane, now, slots) - before) : most
-      const count = Math.min(wanted, isQuick ? mostQuick : Math.min(most, stuck.spareOf(lane.tenantId, lane.standing)))
+      // One that has some under way and is slow would otherwise find none on arrival, as new ones leave it half of its places only.
+      const needsSlots = comeAtOnce || lane.standing === 'failing' || (!isQuick && lane.started.size > 0)
+      const mostComing = needsSlots ? Infinity : COMING * slots - stuck.comingFor(lane.tenantId)
+      const spare = Math.min(stuck.spareOf(lane.tenantId, lane.standing), mostComing)
+      const count = Math.min(wanted, isQuick ? mostQuick : Math.min(most, spare))
       if (count <= 0) return 0
-      const kept = comeAtOnce && haveSlots ? Math.max(0, Math.min(count, room, cap - taken(lane, now))) : 0
+      const kept = needsSlots && haveSlots ? Math.max(0, Math.min(count, room, cap - taken(lane, now))) : 0
       lane.arriving = {
         count: arriving(lane, now) + count,
         slots: keptSlots(lane, now) + kept,
@@ -242,7 +249,8 @@ export function createLanes({
       }
       stuck.noteBusy(lane)
       if (!haveSlots) turns.join(lane)
-      else if (!isQuick && comeAtOnce) stuck.add(lane, count, { isReleased: true, now })
+      else if (!isQuick && needsSlots) stuck.add(lane, count, { isReleased: true, now })
+      else if (!isQuick) stuck.expect(lane.tenantId, count)
       stuck.take(lane, kept)
       return count
     },

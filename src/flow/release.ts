@@ -27,13 +27,13 @@ type Candidate = {
   standing: Standing
   wanted: number
   many_retries: boolean
-  is_urgent: boolean
+  comes_at_once: boolean
 }
 
 /**
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
- * for which this worker's lanes have room. `hasBacklog` tells whether first attempts wait in the queue: what is not urgent
- * (waybill.release_held) comes after those. `leaseSeconds`: how long a probe may be under way before another takes its place. After a
+ * for which this worker's lanes have room. `hasBacklog` tells whether first attempts wait in the queue: other
+ * first attempts than urgent ones (waybill.release_held) come after those. `leaseSeconds`: how long a probe may be under way before another takes its place. After a
  * release that took too long, the next is half as large.
  */
 export function startReleaser(deps: {
@@ -55,16 +55,18 @@ export function startReleaser(deps: {
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
       let asked = 0
       const part = Math.max(PART, Math.floor(mostAtOnce / candidates.length))
-      const granted = candidates.flatMap(({ tenant_id, endpoint_id, standing, wanted, many_retries, is_urgent }) => {
-        if (asked >= mostAtOnce) return []
-        const busy = lanes.busy(endpoint_id)
-        const room = lanes.reserve(
-          { tenantId: tenant_id, endpointId: endpoint_id, standing, hasManyRetries: many_retries },
-          { wanted: Math.min(wanted, part, mostAtOnce - asked), comeAtOnce: is_urgent || !deps.hasBacklog() },
-        )
-        asked += room
-        return room > 0 ? [{ tenant_id, endpoint_id, busy, room }] : []
-      })
+      const granted = candidates.flatMap(
+        ({ tenant_id, endpoint_id, standing, wanted, many_retries, comes_at_once }) => {
+          if (asked >= mostAtOnce) return []
+          const busy = lanes.busy(endpoint_id)
+          const room = lanes.reserve(
+            { tenantId: tenant_id, endpointId: endpoint_id, standing, hasManyRetries: many_retries },
+            { wanted: Math.min(wanted, part, mostAtOnce - asked), comeAtOnce: comes_at_once || !deps.hasBacklog() },
+          )
+          asked += room
+          return room > 0 ? [{ tenant_id, endpoint_id, busy, room }] : []
+        },
+      )
       if (granted.length === 0) return false
       // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
       const released = await retried(
@@ -100,7 +102,7 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
         s.last_success_at) as standing,
       least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end,
         ceil(e.max_per_second / 2.0))::float8 as wanted, s.retrying > ${FEW_RETRIES} as many_retries,
-      s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as is_urgent, s.breaker = 'open' as is_probe,
+      s.breaker <> 'closed' or e.ordered or e.max_per_second is not null or s.retrying > 0 as comes_at_once, s.breaker = 'open' as is_probe,
       case when s.breaker = 'open' then s.next_probe_at end as due
     from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
     where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
@@ -115,4 +117,4 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
     select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place
     from own left join probed using (tenant_id)
   )
-  select tenant_id, endpoint_id, standing, wanted, many_retries, is_urgent from placed order by nth, place, random() limit ${MAX_LANES}`
+  select tenant_id, endpoint_id, standing, wanted, many_retries, comes_at_once from placed order by nth, place, random() limit ${MAX_LANES}`

@@ -1,5 +1,5 @@
 import type { Standing } from './claim.ts'
-import { busyIn, keptSlots, type Lane, stuckIn, taken as takenBy } from './lane.ts'
+import { arriving, busyIn, keptSlots, type Lane, paceOf, stuckIn, taken as takenBy } from './lane.ts'
 import { inPatience, newPace, noteFinished, PATIENCE_MS } from './pace.ts'
 
 /** An attempt that has been under way for longer than this is hanging. */
@@ -29,7 +29,8 @@ const LAST_PART = 1 / 64
 /**
  * A backlog may be for thousands of endpoints, none of which has had enough to have a pace. If all their slots counted as stuck, most
  * claims would be held, to be released and claimed again. So the slots that have just been taken, as many as the worker will have back
- * soon at its pace, do not count, up to this part of those that are not stuck otherwise.
+ * soon at its pace, do not count, up to this part of those that are not stuck otherwise. Should they hang, a tenant has got three
+ * quarters of what was free instead of half.
  */
 const TRUSTED_PART = 1 / 4
 
@@ -60,6 +61,8 @@ function addTo(tally: Tally, { tenantId, standing }: Whose, count: number): void
 export function createStuckSlots(slots: number) {
   let stuck = newTally()
   let taken = newTally()
+  /** How many that were released for each tenant's endpoints without a pace come without a slot. */
+  const coming = new Map<string, number>()
   let strainedUntil = -Infinity
   let countedAt = -Infinity
   /** Those that have something in hand, and perhaps some that had. There may be thousands beside them, as each is kept for a second. */
@@ -78,6 +81,9 @@ export function createStuckSlots(slots: number) {
   const isStrained = (now: number) => now < strainedUntil
 
   const take = (whose: Whose, count: number) => addTo(taken, whose, count)
+
+  const expect = (tenantId: string, count: number) => coming.set(tenantId, comingFor(tenantId) + count)
+  const comingFor = (tenantId: string) => coming.get(tenantId) ?? 0
 
   function add(
     { tenantId, standing }: Whose,
@@ -104,10 +110,12 @@ export function createStuckSlots(slots: number) {
       })
       stuck = newTally()
       taken = newTally()
+      coming.clear()
       let hanging = 0
       const freshOf = new Map<string, number>()
       for (const lane of busy) {
         let released = keptSlots(lane, now)
+        if (paceOf(lane, now) === 0) expect(lane.tenantId, arriving(lane, now) - released)
         let old = 0
         for (const { since, isReleased } of lane.started) {
           if (isReleased) released++
@@ -141,6 +149,12 @@ export function createStuckSlots(slots: number) {
      * only: retries of a single tenant would keep everybody's probes from being released.
      */
     add,
+
+    /** So many more that are released for one of the tenant's endpoints come without a slot. */
+    expect,
+
+    /** How many such are on their way. */
+    comingFor,
 
     /** How many slots a tenant has taken. */
     takenBy: (tenantId: string): number => ofTenant(taken, tenantId).good,

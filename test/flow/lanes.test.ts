@@ -114,6 +114,38 @@ suite('lanes', () => {
     assert.equal(admit('healthy', 1).start, 1)
   })
 
+  test('what is released of a slow endpoint has a slot on arrival, whatever comes before it', () => {
+    for (const comeAtOnce of [true, false]) {
+      const { lanes, admit, finish, tick } = setUp()
+      admit('slow', 20)
+      lanes.noteHeld(new Set(['slow']), { all: true })
+      let sent = 20
+      for (let nth = 0; nth < 20; nth++) {
+        tick(600)
+        finish('slow', 10)
+        const count = lanes.reserve(lane('slow', 'slow'), upTo(50, { comeAtOnce }))
+        tick(50)
+        const { start } = admit('slow', count)
+        assert.equal(start, count)
+        sent += count
+      }
+      assert.ok(sent > 150, `${sent} were sent`)
+    }
+  })
+
+  test('of what stands in the queue, no more is released for one tenant’s endpoints than twice the slots', () => {
+    const { lanes, tick } = setUp()
+    let count = 0
+    for (let nth = 0; nth < 500; nth++) {
+      count += lanes.reserve(lane('one', `held ${nth}`), upTo(64, { comeAtOnce: false }))
+      if (nth % 10 === 0) tick(1)
+    }
+    assert.equal(count, 2 * SLOTS)
+    assert.ok(lanes.reserve(lane('another', 'other'), upTo(64, { comeAtOnce: false })) > 0)
+    tick(501)
+    assert.ok(lanes.reserve(lane('one', 'one more'), upTo(64, { comeAtOnce: false })) > 0)
+  })
+
   for (const [standing, started, why] of [
     ['good', 150, 'a quarter of the slots are likely to be left soon, and half of all may be stuck'],
     ['unsure', 150, 'of new ones likewise'],
@@ -579,12 +611,15 @@ suite('lanes', () => {
   })
 
   test('what is released for endpoints that fail takes a quarter of the slots, also where nothing hangs', () => {
-    const { lanes, admit } = setUp()
-    let kept = 0
-    for (let nth = 0; nth < 300; nth++) kept += lanes.reserve(lane(`${nth}`, `${nth}`, 'failing'), upTo(1))
-    assert.equal(kept, SLOTS / 4)
-    assert.equal(lanes.reserve(lane('one', 'well'), upTo(1)), 1)
-    assert.equal(admit('fails', 1, { standing: 'failing' }).start, 1, 'what is published meanwhile goes out')
+    for (const comeAtOnce of [true, false]) {
+      const { lanes, admit } = setUp()
+      let kept = 0
+      for (let nth = 0; nth < 300; nth++)
+        kept += lanes.reserve(lane(`${nth}`, `${nth}`, 'failing'), upTo(1, { comeAtOnce }))
+      assert.equal(kept, SLOTS / 4)
+      assert.equal(lanes.reserve(lane('one', 'well'), upTo(1)), 1)
+      assert.equal(admit('fails', 1, { standing: 'failing' }).start, 1, 'what is published meanwhile goes out')
+    }
   })
 
   test('what hangs for failing endpoints keeps others’ probes from being released only as far as it was released itself', () => {
