@@ -32,9 +32,9 @@ type Candidate = {
 
 /**
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
- * for which this worker's lanes have room. `hasBacklog` tells whether first attempts wait in the queue: other
- * first attempts than urgent ones (waybill.release_held) come after those. `leaseSeconds`: how long a probe may be under way before another takes its place. After a
- * release that took too long, the next is half as large.
+ * for which this worker's lanes have room. `hasBacklog` tells whether first attempts wait in the queue: those released that are not
+ * urgent (waybill.release_held) come after them. `leaseSeconds`: how long a probe may be under way before another takes its place.
+ * After a release that took too long, the next is half as large.
  */
 export function startReleaser(deps: {
   pool: Pool

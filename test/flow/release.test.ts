@@ -1,12 +1,19 @@
 import assert from 'node:assert/strict'
-import { test } from 'node:test'
-import { createLanes } from '../../src/flow/lanes.ts'
+import { type TestContext, test } from 'node:test'
+import type { Pool } from '../../src/db/open.ts'
+import { createLanes, type Lanes } from '../../src/flow/lanes.ts'
 import { startReleaser } from '../../src/flow/release.ts'
 import { createLog } from '../../src/log.ts'
 import { cleanUp } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
 import { startFailing } from '../support/queue.ts'
 import { waitFor } from '../support/wait.ts'
+
+/** Releases until the test ends, beside a backlog of first attempts. */
+function release(t: TestContext, pool: Pool, lanes: Lanes): void {
+  const releaser = startReleaser({ pool, lanes, hasBacklog: () => true, leaseSeconds: 25, log: createLog('silent') })
+  cleanUp(t, releaser.stop)
+}
 
 test('what is held counts as failing where its endpoint did not answer last, or has failed three times in a row', async (t) => {
   const { sql } = await createDatabase(t)
@@ -33,14 +40,7 @@ test('what is held counts as failing where its endpoint did not answer last, or 
       return 0
     },
   }
-  const releaser = startReleaser({
-    pool: sql,
-    lanes,
-    hasBacklog: () => true,
-    leaseSeconds: 25,
-    log: createLog('silent'),
-  })
-  cleanUp(t, releaser.stop)
+  release(t, sql, lanes)
   await waitFor(() => standings.size === 4, { what: 'all to be asked for' })
   assert.deepEqual(Object.fromEntries(standings), {
     'answered 500 twice': 'good',
@@ -78,14 +78,7 @@ test('an endpoint has no more than its part released in a look, and a paced one 
       return 0
     },
   }
-  const releaser = startReleaser({
-    pool: sql,
-    lanes,
-    hasBacklog: () => true,
-    leaseSeconds: 25,
-    log: createLog('silent'),
-  })
-  cleanUp(t, releaser.stop)
+  release(t, sql, lanes)
   await waitFor(() => asked.size === 4, { what: 'all to be asked for' })
   assert.deepEqual(Object.fromEntries(asked), {
     many: [500, false, true],
@@ -120,14 +113,7 @@ test('a tenant’s probes are asked for in the order in which they are due, and 
       return 0
     },
   }
-  const releaser = startReleaser({
-    pool: sql,
-    lanes,
-    hasBacklog: () => true,
-    leaseSeconds: 25,
-    log: createLog('silent'),
-  })
-  cleanUp(t, releaser.stop)
+  release(t, sql, lanes)
   await waitFor(() => asked.length === endpoints.length, { what: 'all to be asked for' })
   const probes = asked.filter(({ nth }) => nth <= 20)
   assert.deepEqual(
