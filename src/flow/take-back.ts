@@ -109,6 +109,6 @@ async function waitForRetry(sql: Db, failed: Lapsed[]): Promise<void> {
       returning j.id, j.data ->> 'tenant_id' as tenant_id, j.start_after
     )
     update waybill.deliveries d set next_attempt_at = w.start_after, updated_at = now() from waiting w
-    where d.tenant_id = w.tenant_id and d.delivery_id = w.id
+    where d.tenant_id = w.tenant_id and d.delivery_id = w.id and d.delivery_id = any(${ids}::uuid[])
       and d.delivery_id between ${ids[0] as string} and ${ids.at(-1) as string}`
 }
