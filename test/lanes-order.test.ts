@@ -67,19 +67,6 @@ async function addHanging(sql: Pool, receiver: Receiver, { tenants }: { tenants:
     select tenant_id, endpoint_id, 1, 1, 10, 'open', now(), now() from made`
 }
 
-/** Adds as many endpoints to each of some new tenants, quick-0 and so on. */
-async function addQuick(sql: Pool, url: string, { tenants, each }: { tenants: number; each: number }): Promise<void> {
-  const ids = Array.from({ length: tenants * each }, (_, nth) => ({
-    tenant: `quick-${nth % tenants}`,
-    id: randomUUID(),
-  }))
-  await sql`insert into waybill.tenants (tenant_id, tenant_slug) select id, id from (select 'quick-' || generate_series(0, ${tenants - 1})) as t (id)`
-  await sql`
-    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
-    select tenant_id, id, ${url}, array['*'], secret
-    from unnest(${ids.map(({ tenant }) => tenant)}::text[], ${ids.map(({ id }) => id)}::uuid[], ${sealAll(ids)}::bytea[]) as u (tenant_id, id, secret)`
-}
-
 function sealAll(ids: { tenant: string; id: string }[]): Buffer[] {
   const box = createSecretBox([Buffer.from(ENCRYPTION_KEY, 'base64')])
   return ids.map(({ tenant, id }) => box.seal(`whsec_${'A'.repeat(43)}=`, `${tenant}/${id}`))
@@ -460,26 +447,6 @@ suite('pace and order', { concurrency: 3 }, () => {
     // A probe that hangs does so for a minute. Whoever had to wait for all would wait for hours.
     await receiver.until(7, { path: '/hook', timeoutMs: 30_000 })
     assert.equal(receiver.at('/hangs').length, 50, 'a quarter of the slots')
-  })
-
-  test('what is held of a backlog for a thousand quick endpoints keeps no slot from the rest of it', async (t) => {
-    const { sql, receiver, startWorker } = await start(t)
-    await addQuick(sql, receiver.url('/hook'), { tenants: 50, each: 20 })
-    await sql.text(`
-      create table holds (delivery_id uuid);
-      create function note() returns trigger language plpgsql as $$ begin
-        insert into holds values (new.delivery_id);
-        return null;
-      end $$;
-      create trigger note after update of held on waybill.deliveries for each row when (new.held and not old.held) execute function note()`)
-    for (let nth = 0; nth < 50; nth++) await publishMany(sql, `quick-${nth}`, 4)
-    await startWorker()
-    await receiver.until(4000, { timeoutMs: 60_000 })
-    await settled(sql)
-    const [{ held }] = (await sql`select count(*)::int as held from holds`) as [{ held: number }]
-    // Where slots are kept for what stands in the queue, all that comes before it is held as well: nine of ten, and more.
-    assert.ok(held < 3000, `${held} of 4000 were held`)
-    await assertBooks(sql)
   })
 
   test('what is held comes out of a database that takes long to release it', async (t) => {

@@ -44,6 +44,15 @@ suite('the dispatcher', () => {
     assert.equal(seen.most, 80)
   })
 
+  test('tells of a backlog as long as a fetch leaves first attempts in the queue', async (t) => {
+    const { loop, ends, end } = start(t, { first: 100, retry: 0 })
+    await waitFor(() => ends.length === 80)
+    assert.equal(loop.hasBacklog(), true)
+    end(80)
+    await waitFor(() => ends.length === 20)
+    await waitFor(() => !loop.hasBacklog())
+  })
+
   test('asks for more as soon as half of the slots are free, and for fewer only after a moment', async (t) => {
     const { ends, end } = start(t, { first: 1000, retry: 0 })
     await waitFor(() => ends.length === 80)
