@@ -78,7 +78,8 @@ export type Lanes = {
  *   of the slots, those that are not well three quarters; the last slots are for tenants that have hardly any
  *   (flow/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns (flow/slot-turns.ts).
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
- *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more.
+ *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more, but for
+ *   half as many more that come when nobody expects them any longer.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
  *   fills neither slots nor memory.
  * - While a slow endpoint has held deliveries, new ones get at most half of its places; the others are for released ones.
@@ -162,6 +163,7 @@ export function createLanes({
       if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return 'full'
       // A place may have been kept in another process, or for too short a time.
       const isReleased = hasPlace || claim.isProbed
+      if (isNew && isReleased && stuck.hasTooMany(lane.standing)) return 'full'
       // Otherwise held deliveries, which are older, would find no place while new ones come. What lines up was held.
       if (isNew && lane.held && !linesUp(claim) && !isRoomy(lane, now)) return 'full'
       const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))

@@ -14,6 +14,11 @@ const NO_WORSE: Record<Standing, Standing[]> = {
 /** The part of a strained worker's slots for which endpoints of each standing, or of a worse one, contend. */
 const PARTS: Record<Standing, number> = { failing: 1 / 4, unsure: 7 / 8, good: 1 }
 /**
+ * What is released for failing endpoints may take so many more if it comes late, or where another worker has released it: where the
+ * database pauses, more is released for what has not come yet. All of it together could take all slots that retries have, for a minute.
+ */
+const LATE_PART = 1 / 8
+/**
  * The part that one tenant's attempts may take, however quick they are: its endpoints can begin to hang at any moment, all at once. Those
  * of endpoints that are not well take less, which leaves something to other tenants' new endpoints: of these nothing is known yet, so
  * they are unsure, and contend for less than all slots.
@@ -162,6 +167,10 @@ export function createStuckSlots(slots: number) {
     isStrained,
 
     free,
+
+    /** Whether those that were released for failing endpoints have taken so many that no more may start for which no slot was kept. */
+    hasTooMany: (standing: Standing): boolean =>
+      standing === 'failing' && free(standing) + Math.floor(slots * LATE_PART) <= 0,
 
     /** How many more a tenant may take for an endpoint. */
     mayTake({ tenantId, standing }: Whose): number {

@@ -622,6 +622,25 @@ suite('lanes', () => {
     }
   })
 
+  test('probes that come when nobody expects them any longer take but half as many more, and are held', () => {
+    const { lanes, admit, tick } = setUp()
+    const release = (name: string) =>
+      Array.from({ length: 100 }, (_, nth) => `${name} ${nth}`).filter(
+        (one) => lanes.reserve(lane(one, one, 'failing'), upTo(1)) > 0,
+      )
+    const probes: string[] = []
+    for (const name of ['first', 'second', 'third']) {
+      probes.push(...release(name))
+      tick(501)
+    }
+    assert.equal(probes.length, (3 * SLOTS) / 4)
+    const verdicts = probes.map((one) => admit(one, 1, { standing: 'failing', isProbed: true, atOnce: 1 }))
+    assert.equal(verdicts.filter(({ start }) => start === 1).length, (3 * SLOTS) / 8)
+    assert.equal(verdicts.filter(({ full }) => full === 1).length, (3 * SLOTS) / 8)
+    assert.deepEqual(release('more'), [])
+    assert.equal(admit('fails', 1, { standing: 'failing' }).start, 1, 'a retry that was not released')
+  })
+
   test('what hangs for failing endpoints keeps others’ probes from being released only as far as it was released itself', () => {
     const { lanes, admit, tick } = setUp()
     const crowd = { tenantId: 'crowd', standing: 'failing' } as const
