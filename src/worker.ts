@@ -156,6 +156,7 @@ export async function startWorker(deps: {
   const dispatcher = startDispatcher({
     slots: deps.concurrency,
     log,
+    worthClaiming: lanes.worthClaiming,
     async fetch(kind, { max, thorough, occupy, crowding, isCrowding }) {
       const claimed = await claim({ kind, max, thorough, crowding })
       const full: Claim[] = []

@@ -29,11 +29,13 @@ const PART = 7 / 8
  * then it searches the whole queue (`thorough`). For each item under way it occupies a slot with `occupy`, and calls the returned
  * function when the item ends; calling it again does nothing. `isCrowding` tells whether a tenant's retries have taken so many slots
  * that no more of them may start: the last ones are for those that are `preferred`. `crowding` are the tenants of which no others may.
+ * `worthClaiming`: how many first attempts to ask for at most, however many slots are free.
  * `wake` announces first attempts, and if `retries` those too. `hasBacklog`: whether the last fetch left first attempts in the queue.
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
+  worthClaiming: () => number
   fetch: (kind: Kind, how: Fetch) => Promise<boolean>
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void; hasBacklog: () => boolean } {
   const { slots } = options
@@ -93,8 +95,11 @@ export function startDispatcher(options: {
     most[kind] = Math.min(2 * most[kind], MAX_BATCH)
   }
 
-  /** Whether so many slots are free that waiting for more would gain little. */
-  const isWorthwhile = () => free() >= Math.min(MAX_BATCH, slots / 2)
+  /** Whether so many slots are free, and of use, that waiting for more would gain little. */
+  function isWorthwhile(): boolean {
+    const many = Math.min(MAX_BATCH, slots / 2)
+    return free() >= many && (!backlog.first || options.worthClaiming() >= many)
+  }
 
   const forMoreSlots = () =>
     new Promise<void>((resolve) => {
@@ -126,7 +131,7 @@ export function startDispatcher(options: {
       const share = backlog.retry ? Math.floor(slots / 8) - occupied.retry : 0
       // If a single slot is free, the two kinds take turns.
       const forLook = mustLook && (free() > 1 || looks % 2 === 0) ? 1 : 0
-      await fetch('first', free() - Math.max(share, forLook))
+      await fetch('first', Math.min(free() - Math.max(share, forLook), options.worthClaiming()))
     }
     if (announced.retry || backlog.retry || mustLook) await fetch('retry', freeForRetries())
     return (backlog.first && free() > 0) || (backlog.retry && freeForRetries() > 0)

@@ -16,6 +16,7 @@ import {
   takeStaleFrom,
 } from './lane.ts'
 import { inPatience } from './pace.ts'
+import { createRefusals } from './refusals.ts'
 import { createSlotTurns } from './slot-turns.ts'
 import { createStuckSlots } from './stuck-slots.ts'
 
@@ -37,6 +38,8 @@ export type Lanes = {
    * endpoint of the tenant. Calling it again for the same attempt does nothing.
    */
   next(claim: Claim, endedAt?: number): Claim | undefined
+  /** How many first attempts are worth claiming at once (flow/refusals.ts): more would find no room. */
+  worthClaiming(): number
   /** The waiting claims that start now in slots that other tenants have left: those for which they wait may be left much later. */
   takeFree(): Claim[]
   /** Removes and returns the waiting claims that would have to wait longer than expected. */
@@ -96,6 +99,7 @@ export function createLanes({
   const lanes = new Map<string, Lane>()
   const stuck = createStuckSlots(slots)
   const turns = createSlotTurns(slots)
+  const refusals = createRefusals(stuck, turns)
   function laneOf({ tenantId, endpointId }: Endpoint): Lane {
     let lane = lanes.get(endpointId)
     if (lane === undefined) {
@@ -160,7 +164,7 @@ export function createLanes({
       if (hasPlace) lane.arriving.slots--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
-      if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return 'full'
+      if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return refusals.refuse(claim, lane, now)
       // A place may have been kept in another process, or for too short a time.
       const isReleased = hasPlace || claim.isProbed
       if (isNew && isReleased && stuck.hasTooMany(lane.standing)) return 'full'
@@ -174,11 +178,13 @@ export function createLanes({
         // Without one under way, the tenant's others make room for it.
         const hasNone = lane.started.size === 0
         const most = Math.max(inPatience(lane.pace, now), hasNone ? 1 : isFresh(lane, now) ? share(lane, now) : 0)
-        if (lane.waiting.length >= most || (hasNone ? !mayLineUp(lane) : claim.atOnce === 1)) return 'full'
+        if (lane.waiting.length >= most || (!hasNone && claim.atOnce === 1)) return 'full'
+        if (hasNone && !mayLineUp(lane)) return refusals.refuse(claim, lane, now)
         lane.waiting.push({ claim, since: now })
         if (hasNone) turns.join(lane)
       }
       stuck.noteBusy(lane)
+      refusals.accept(claim)
       if (isNew && !lane.turn) stuck.add(lane, 1, { isReleased, now })
       if (claim.underWay && !hasPlace) stuck.take(lane, 1)
       return claim.underWay ? 'start' : turns.areTaken && stuck.mayTake(lane) <= 0 ? 'line' : 'wait'
@@ -198,6 +204,7 @@ export function createLanes({
       if (lane.waiting.length > 0 && lane.started.size === 0) turns.join(lane)
       return next
     },
+    worthClaiming: () => refusals.worthClaiming(clock()),
     takeFree() {
       const now = clock()
       stuck.count(now)

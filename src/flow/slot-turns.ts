@@ -33,13 +33,18 @@ export function createSlotTurns(slots: number) {
     return undefined
   }
 
+  const roomIn = (tenantId: string, most: number) =>
+    slots >= LEAST_SLOTS ? Math.max(0, most - (lines.get(tenantId)?.size ?? 0)) : 0
+
   return {
     /** Whether there are enough slots for that. */
     areTaken: slots >= LEAST_SLOTS,
 
     /** Whether it may wait here if at most `most` of the tenant's do. */
-    mayJoin: (lane: Lane, most: number): boolean =>
-      lane.turn !== null || (slots >= LEAST_SLOTS && (lines.get(lane.tenantId)?.size ?? 0) < most),
+    mayJoin: (lane: Lane, most: number): boolean => lane.turn !== null || roomIn(lane.tenantId, most) > 0,
+
+    /** How many more of the tenant's may wait here if at most `most` do. */
+    roomIn,
 
     /** Those of a tenant that wait. */
     of: (tenantId: string): Line<Lane> | undefined => lines.get(tenantId),

@@ -72,6 +72,8 @@ export function createStuckSlots(slots: number) {
   let countedAt = -Infinity
   /** Those that have something in hand, and perhaps some that had. There may be thousands beside them, as each is kept for a second. */
   let busy: Lane[] = []
+  /** Of each tenant's that were not released and are beyond their endpoints' pace: how many, and how many taken only now. */
+  let beyondPace = new Map<string, { all: number; fresh: number }>()
   /** How fast attempts are finished, whatever the endpoint. */
   const pace = newPace(-Infinity)
 
@@ -117,7 +119,7 @@ export function createStuckSlots(slots: number) {
       taken = newTally()
       coming.clear()
       let hanging = 0
-      const freshOf = new Map<string, number>()
+      beyondPace = new Map()
       for (const lane of busy) {
         let released = keptSlots(lane, now)
         if (paceOf(lane, now) === 0) expect(lane.tenantId, arriving(lane, now) - released)
@@ -130,14 +132,15 @@ export function createStuckSlots(slots: number) {
         const all = stuckIn(lane, now)
         const others = Math.max(0, all - released)
         const fresh = lane.standing === 'failing' || isStrained(now) ? 0 : Math.max(0, others - old)
-        if (fresh > 0) freshOf.set(lane.tenantId, (freshOf.get(lane.tenantId) ?? 0) + fresh)
+        const own = beyondPace.get(lane.tenantId) ?? { all: 0, fresh: 0 }
+        if (others > 0) beyondPace.set(lane.tenantId, { all: own.all + others, fresh: own.fresh + fresh })
         add(lane, Math.min(all, released), { isReleased: true, now })
         add(lane, others - fresh, { isReleased: false, now })
         take(lane, takenBy(lane, now))
       }
       if (hanging >= slots / 2) strainedUntil = now + STRAINED_MS
       let likely = Math.min(inPatience(pace, now), Math.floor(TRUSTED_PART * free('good')))
-      for (const [tenantId, fresh] of freshOf) {
+      for (const [tenantId, { fresh }] of beyondPace) {
         add({ tenantId, standing: 'good' }, fresh - likely, { isReleased: false, now })
         likely = Math.max(0, likely - fresh)
       }
@@ -179,6 +182,12 @@ export function createStuckSlots(slots: number) {
       if (last === 0) return most
       const left = (one: Standing) => slotsFor(one) - taken.all[one] - last
       return Math.max(last - own.good, Math.min(most, left('good'), standing === 'good' ? Infinity : left('unsure')))
+    },
+
+    /** Whether at least half of a tenant's that are beyond their endpoints' pace have been taken only now, so that others end soon. */
+    isTurningOver(tenantId: string): boolean {
+      const { all, fresh } = beyondPace.get(tenantId) ?? { all: 0, fresh: 0 }
+      return 2 * fresh >= all
     },
 
     /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */

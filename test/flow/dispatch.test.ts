@@ -11,14 +11,20 @@ const log = createLog('silent')
 const assertAtOnce = (waits: number[]) => assert.ok(Math.min(...waits) < 250, `it took ${waits.join(', ')} ms`)
 
 /** A queue in memory with so many of each kind; what is claimed is in hand until the test ends it. */
-function start(t: TestContext, waiting: Record<Kind, number>, { slots = 80, keep = true } = {}) {
+function start(
+  t: TestContext,
+  waiting: Record<Kind, number>,
+  { slots = 80, keep = true, worthClaiming = () => Infinity } = {},
+) {
   const ends: { kind: Kind; end: () => void }[] = []
-  const seen = { most: 0, fetches: 0 }
+  const seen = { most: 0, fetches: 0, asked: { first: [] as number[], retry: [] as number[] } }
   const loop = startDispatcher({
     slots,
     log,
+    worthClaiming,
     async fetch(kind, { max, occupy }) {
       seen.fetches++
+      seen.asked[kind].push(max)
       await new Promise((resolve) => setImmediate(resolve))
       const found = Math.min(max, waiting[kind])
       waiting[kind] -= found
@@ -42,6 +48,15 @@ suite('the dispatcher', () => {
     end(30)
     await waitFor(() => ends.length === 80)
     assert.equal(seen.most, 80)
+  })
+
+  test('asks for no more first attempts at once than are worth claiming, and for as many retries as ever', async (t) => {
+    const worth = { first: 7 }
+    const { ends, seen, inHand } = start(t, { first: 14, retry: 100 }, { worthClaiming: () => worth.first })
+    await waitFor(() => inHand('first') === 14 && inHand('retry') === 40)
+    assert.deepEqual(seen.asked.first.slice(0, 2), [7, 7])
+    assert.equal(seen.asked.retry[0], 20)
+    assert.equal(ends.length, 54)
   })
 
   test('tells of a backlog as long as a fetch leaves first attempts in the queue', async (t) => {
@@ -88,6 +103,7 @@ suite('the dispatcher', () => {
     const { stop } = startDispatcher({
       slots: 128,
       log,
+      worthClaiming: () => Infinity,
       async fetch(kind, { occupy, isCrowding }) {
         if (kind === 'first') {
           if (seen.length > 0) keptFromFirst.push(isCrowding('a', false))
@@ -175,6 +191,7 @@ suite('the dispatcher', () => {
     const { stop, wake } = startDispatcher({
       slots: 500,
       log,
+      worthClaiming: () => Infinity,
       async fetch(kind, { max }) {
         await new Promise((resolve) => setImmediate(resolve))
         if (kind === 'retry' || asked.length === expected.length) return false

@@ -173,6 +173,59 @@ suite('lanes', () => {
       assert.equal(admit('new', 1, { standing: 'unsure' }).start, 1)
     })
 
+  test('of a tenant that had no room for one, as many are worth claiming for a moment as it has room for, and eight at least', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    const burst = (name: string, count: number) => {
+      const ofOne = Array.from({ length: count }, (_, nth) => `${name} ${nth}`)
+      return ofOne.filter((one) => admit(one, 1, { tenantId: 'burst' }).start === 1)
+    }
+    assert.equal(lanes.worthClaiming(), Infinity)
+    const started = burst('first', SLOTS / 2)
+    assert.equal(lanes.worthClaiming(), Infinity)
+    burst('second', 1)
+    tick(1)
+    assert.equal(lanes.worthClaiming(), 8)
+    for (const one of started.slice(0, 30)) finish(one, 1)
+    tick(1)
+    const room = lanes.worthClaiming()
+    assert.ok(room >= 30 && room < SLOTS / 2, `${room} are worth claiming`)
+    tick(99)
+    assert.equal(lanes.worthClaiming(), Infinity)
+    assert.equal(burst('third', 100).length, room)
+    tick(1)
+    assert.equal(lanes.worthClaiming(), 8)
+    admit('burst retry', 1, { tenantId: 'another', status: 'retrying' })
+    assert.equal(lanes.worthClaiming(), 8)
+    admit('of another', 1)
+    assert.equal(lanes.worthClaiming(), Infinity)
+    // Of those that hang, all that is claimed is held, and nobody waits behind them.
+    tick(200)
+    finish('third 0', 1)
+    assert.equal(burst('fourth', 100).length, 1)
+    tick(1)
+    assert.equal(lanes.worthClaiming(), Infinity)
+  })
+
+  test('of a tenant whose quick endpoints have all that it may have, as many are worth claiming as may wait for that', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    const all = Array.from({ length: 400 }, (_, nth) => `quick ${nth}`)
+    const begin = (some: string[]) => some.map((one) => admit(one, 1, { tenantId: 'burst' }))
+    for (let nth = 0; nth < 400; nth += 50) {
+      begin(all.slice(nth, nth + 50))
+      tick(10)
+      for (const one of all.slice(nth, nth + 50)) finish(one, 1)
+    }
+    const most = (SLOTS * 7) / 8
+    begin(all.slice(0, 2 * most))
+    assert.equal(lanes.worthClaiming(), Infinity)
+    assert.deepEqual(begin(all.slice(2 * most, 2 * most + 1)), [{ start: 0, wait: 0, full: 1 }])
+    assert.equal(lanes.worthClaiming(), 8)
+    // Others that wait take their slots.
+    for (const one of all.slice(0, 20)) finish(one, 1)
+    tick(1)
+    assert.equal(lanes.worthClaiming(), 20)
+  })
+
   test('what is released to stand in the queue keeps no slot from those that come before', () => {
     for (const comeAtOnce of [true, false]) {
       const { lanes, admit } = setUp()
