@@ -193,7 +193,10 @@ export function createLanes({
       if (claim.underWay === null) return undefined
       const lane = laneOf(claim)
       const now = clock()
-      if (end(lane, claim.underWay, { endedAt, now })) stuck.noteFinished(now)
+      if (end(lane, claim.underWay, { endedAt, now })) {
+        stuck.noteFinished(now)
+        refusals.noteFinished(claim, now)
+      }
       claim.underWay = null
       stuck.take(lane, -1)
       // Not before: while it counted as stuck, it could keep its own slot from the others.

@@ -185,24 +185,38 @@ suite('lanes', () => {
     burst('second', 1)
     tick(1)
     assert.equal(lanes.worthClaiming(), 8)
-    for (const one of started.slice(0, 30)) finish(one, 1)
+    for (const one of started) finish(one, 1)
     tick(1)
     const room = lanes.worthClaiming()
-    assert.ok(room >= 30 && room < SLOTS / 2, `${room} are worth claiming`)
+    assert.ok(room >= 90 && room < SLOTS, `${room} are worth claiming`)
     tick(99)
     assert.equal(lanes.worthClaiming(), Infinity)
-    assert.equal(burst('third', 100).length, room)
+    assert.equal(burst('third', SLOTS).length, room)
+  })
+
+  test('where there was no room for a tenant’s, any number are worth claiming as soon as another’s first attempt starts', () => {
+    const { lanes, admit, tick } = setUp()
+    for (let nth = 0; nth < SLOTS; nth++) admit(`burst ${nth}`, 1, { tenantId: 'burst' })
     tick(1)
     assert.equal(lanes.worthClaiming(), 8)
-    admit('burst retry', 1, { tenantId: 'another', status: 'retrying' })
+    admit('retry of another', 1, { status: 'retrying' })
     assert.equal(lanes.worthClaiming(), 8)
     admit('of another', 1)
     assert.equal(lanes.worthClaiming(), Infinity)
-    // Of those that hang, all that is claimed is held, and nobody waits behind them.
-    tick(200)
-    finish('third 0', 1)
-    assert.equal(burst('fourth', 100).length, 1)
-    tick(1)
+  })
+
+  test('of a tenant that leaves no slot for a twentieth of a second, any number are worth claiming, as they may hang', () => {
+    const { lanes, admit, tick } = setUp()
+    const burst = (name: string) => {
+      for (let nth = 0; nth < SLOTS; nth++) admit(`${name} ${nth}`, 1, { tenantId: 'burst' })
+      tick(1)
+    }
+    burst('first')
+    assert.equal(lanes.worthClaiming(), 8)
+    tick(40)
+    burst('second')
+    assert.equal(lanes.worthClaiming(), 8)
+    tick(10)
     assert.equal(lanes.worthClaiming(), Infinity)
   })
 
