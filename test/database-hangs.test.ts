@@ -195,12 +195,15 @@ suite('a database that does not answer', { concurrency: 2 }, () => {
     await receiver.until(1)
 
     const postmaster = (await readFile(`${cwd}/.waybill/postgres/postmaster.pid`, 'utf8')).split('\n')[0]!
-    const { stdout } = await promisify(execFile)('ps', ['-o', 'pid=', '--ppid', postmaster, '--pid', postmaster])
-    const processes = stdout.trim().split(/\s+/).map(Number)
+    const processes = [Number(postmaster)]
     const signalAll = (signal: NodeJS.Signals) => {
       for (const pid of processes) if (existsSync(`/proc/${pid}`)) process.kill(pid, signal)
     }
     cleanUp(t, async () => signalAll('SIGCONT'))
+    // First, or it would start another one after they are counted.
+    signalAll('SIGSTOP')
+    const { stdout } = await promisify(execFile)('ps', ['-o', 'pid=', '--ppid', postmaster])
+    processes.push(...stdout.trim().split(/\s+/).map(Number))
     signalAll('SIGSTOP')
     const keys = Array.from({ length: 20 }, (_, n) => `key-${n}`)
     const publish = (key: string) =>
