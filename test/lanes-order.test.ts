@@ -509,63 +509,6 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
-  test('a tenant that spreads its backlog over many endpoints has one turn all the same', async (t) => {
-    const { url: databaseUrl, sql } = await createDatabase(t)
-    const api = await startService(t, { databaseUrl, mode: 'api' })
-    const [many, one] = [await createTenant(api), await createTenant(api)]
-    for (const tenant of [one, ...Array(20).fill(many)]) await tenant.createEndpoint('http://127.0.0.1:9/hook')
-    for (let nth = 0; nth < 60; nth++) await many.publish()
-    const { delivery_ids } = await one.publish()
-    const [before] = await sql`
-      select count(*)::int from pgboss.job where name = 'deliveries'
-        and priority >= (select priority from pgboss.job where id = ${delivery_ids[0] as string})`
-    // All of the 1200, where an endpoint was charged only for more than 64.
-    assert.ok(before?.count < 600, `${before?.count} stand before it`)
-  })
-
-  test('what is published at once to many endpoints does not stand in one turn, nor does what comes next', async (t) => {
-    const { sql, tenant } = await start(t)
-    for (let nth = 0; nth < 16; nth++) await tenant.createEndpoint('http://127.0.0.1:9/hook')
-    await publishMany(sql, tenant.tenantId, 64)
-    const turns = await sql`
-      select sum(jsonb_array_length(data -> 'ids'))::int as deliveries from pgboss.job where name = 'deliveries' group by priority`
-    assert.deepEqual(Math.max(...turns.map(({ deliveries }) => deliveries)), 64)
-    const [next] = await sql`select min(tag) as tag from waybill.endpoint_stats`
-    assert.equal(next?.tag, 16)
-  })
-
-  test('a tenant whose backlog is released from many endpoints has one turn all the same', async (t) => {
-    const { sql, tenant } = await start(t)
-    for (let nth = 0; nth < 8; nth++) await tenant.createEndpoint('http://127.0.0.1:9/hook')
-    await publishMany(sql, tenant.tenantId, 16)
-    await sql`delete from pgboss.job where name = 'deliveries'`
-    await sql`update waybill.deliveries set held = true, bundle = null`
-    await sql`update waybill.endpoint_stats set held = pending, tag = 0`
-    await sql`
-      select waybill.release_held(array_agg(tenant_id), array_agg(endpoint_id), array_agg(0), array_agg(16), interval '25 seconds') from waybill.endpoint_stats`
-    const [places] = await sql`
-      select (select max((data ->> 'tag')::float8) from pgboss.job where name = 'deliveries') as last, min(tag) as next from waybill.endpoint_stats`
-    // Of 64 a turn: two turns, and what comes next stands behind them.
-    assert.deepEqual({ ...places }, { last: 2, next: 2 })
-  })
-
-  test('what two have queued for an endpoint at the same places counts twice for the places of what comes next', async (t) => {
-    const { sql, receiver, tenant } = await start(t)
-    const { endpoint_id: id } = await tenant.createEndpoint(receiver.url('/hook'))
-    await publishMany(sql, tenant.tenantId, 64)
-    let publishing: Promise<unknown> | undefined
-    await sql.begin(async (holder) => {
-      await holder`select from waybill.endpoint_stats where endpoint_id = ${id} for update`
-      publishing = Promise.all([publishMany(sql, tenant.tenantId, 64), publishMany(sql, tenant.tenantId, 64)])
-      await waitFor(async () => (await waitingForLocks(sql)) === 2)
-    })
-    await publishing
-    const places = await sql<{ last: number; next: number }[]>`
-      select max((data ->> 'tag')::float8) as last, (select tag from waybill.endpoint_stats where endpoint_id = ${id}) as next
-      from pgboss.job where name = 'deliveries'`
-    assert.deepEqual({ ...places[0] }, { last: 2, next: 3 })
-  })
-
   test('the queue clock is set back before it runs out, and order is kept', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     await tenant.createEndpoint(receiver.url('/hook'))

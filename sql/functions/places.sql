@@ -88,3 +88,20 @@ begin
   get diagnostics endpoints = row_count;
   return jobs + endpoints;
 end $$;
+
+-- How far apart `coming` deliveries to an endpoint stand, in turns, of which each has about 64 of its tenant's. The endpoints for which
+-- deliveries wait, `endpoints` of them, take turns. But what waits, `waiting` in all, counting up to 64 of each endpoint, takes
+-- waiting / 64 turns: beyond them, where the few stand that have more than the others, these share the turns, and up to there,
+-- many at once stand closer. The endpoint's last one is `lead` turns ahead. What comes when fewer wait stands closer for good.
+create or replace function waybill.turn_step(endpoints bigint, waiting numeric, coming numeric, lead float8) returns float8
+language sql immutable parallel safe as $$
+  select greatest(1, waiting::float8 / 64, least(endpoints, (waiting::float8 - 64 * lead) / greatest(1, coming)::float8)) / 64
+$$;
+
+-- Where in its step a delivery stands, from 0 to 1: it is the `nth` of `many` endpoints that get one together, which would all
+-- stand at one place otherwise. Where nothing of the endpoint waits, it begins behind one delivery of each of those for which
+-- something does, `ahead` of them, unless that is more than a step.
+create or replace function waybill.turn_phase(nth bigint, many bigint, ahead bigint, waits boolean, step float8) returns float8
+language sql immutable parallel safe as $$
+  select case when waits or ahead + many > 64 * step then nth::float8 / many else (ahead + nth) / (64 * step) end
+$$;

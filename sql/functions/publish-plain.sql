@@ -26,6 +26,7 @@ declare
   new_ids uuid[];
   new_endpoints uuid[];
   new_tags float8[];
+  new_steps float8[];
   new_bundles uuid[];
   published bigint;
 begin
@@ -55,30 +56,42 @@ begin
     taken := cardinality(array_remove(keys, null)) - taken;
   end if;
 
-  -- 3. Match.
-  select array_agg(event_type) as types, array_agg(endpoint_id) as endpoints, array_agg(greatest(s.tag, clock.tag)) as tags,
-    bool_or(ordered or max_per_second is not null or coalesce(held > 0 or breaker <> 'closed', false)) as holds, max(clock.tag) as clock,
-    greatest(1, (
-      coalesce((select sum(least(64, b.pending + b.retrying - b.held)) from waybill.endpoint_stats b
-        where b.tenant_id = tenant and b.pending + b.retrying > b.held), 0)
-      + round(sum(many * least(n, 64 - least(64, coalesce(pending + retrying, 0)))) / n)) / 64.0) / 64.0 as step
+  -- 3. Match. `turn` as in waybill.publish; in the join, it would be worked out for each endpoint.
+  with clock as materialized (
+    select tag as clock from waybill.queue_clock
+  ), turn as materialized (
+    select count(*) as ahead, coalesce(sum(least(64, pending - held)), 0) as waiting
+    from waybill.endpoint_stats where tenant_id = tenant and pending > held and tag > (select clock from clock)
+  )
+  select array_agg(event_type) as types, array_agg(endpoint_id) as endpoints, array_agg(tag) as tags, array_agg(step) as steps,
+    array_agg(waybill.turn_phase(nth, many, ahead, tag > clock, step)) as phases, bool_or(is_held) as holds, max(clock) as clock
   into match
-  -- Each kind once: Postgres compares each of them with each type that an endpoint lists.
   from (
-    select array_agg(event_type) as kinds, array_agg(many) as counts
-    from (select event_type, count(*) as many from unnest(types) as u (event_type) group by event_type) kind
-  ) t
-  cross join lateral (
-    select * from waybill.endpoints where tenant_id = tenant and is_active and subscribed_events && ('*'::text || kinds) offset 0
-  ) e
-  cross join lateral (
-    select event_type, many from unnest(kinds, counts) as kind (event_type, many)
-    where '*' = any(subscribed_events) or event_type in (select unnest(subscribed_events)) offset 0
-  ) k
-  left join lateral (
-    select * from waybill.endpoint_stats s where s.tenant_id = tenant and s.endpoint_id = e.endpoint_id offset 0
-  ) s using (endpoint_id)
-  cross join waybill.queue_clock clock;
+    select types, endpoint_id, is_held, greatest(tag, clock) as tag, clock, ahead, row_number() over () as nth, count(*) over () as many,
+      waybill.turn_step(ahead + count(*) filter (where has = 0) over (), waiting + sum(share - has) over (), coming, greatest(0, tag - clock)) as step
+    -- Each kind once: Postgres compares each of them with each type that an endpoint lists.
+    from (
+      select array_agg(event_type) as kinds, array_agg(many) as counts, array_agg(event_type) || '*'::text as wanted
+      from (select event_type, count(*)::int as many from unnest(types) as u (event_type) group by event_type) kind
+    ) t
+    cross join turn
+    cross join lateral (
+      select * from waybill.endpoints where tenant_id = tenant and is_active and subscribed_events && wanted offset 0
+    ) e
+    cross join lateral (
+      select array_agg(event_type) as types, sum(many) as coming from unnest(kinds, counts) as kind (event_type, many)
+      where '*' = any(subscribed_events) or event_type in (select unnest(subscribed_events)) offset 0
+    ) k
+    left join lateral (
+      select * from waybill.endpoint_stats s where s.tenant_id = tenant and s.endpoint_id = e.endpoint_id offset 0
+    ) s using (endpoint_id)
+    cross join clock
+    cross join lateral (
+      select ordered or max_per_second is not null or coalesce(s.held > 0 or breaker <> 'closed', false) as is_held,
+        case when pending > s.held and tag > clock then least(64, pending - s.held) else 0 end as has
+    ) h
+    cross join lateral (select least(64, has + coming) as share) c
+  ) m, unnest(types) as event_type;
   if taken > 0 or match.holds or cardinality(match.endpoints) > its.fanout then
     delete from waybill.idempotency_keys where tenant_id = tenant and key = any(keys) and event_id = any(ids);
     return;
@@ -90,11 +103,12 @@ begin
     new_items := '{1}';
     new_ids := array[waybill.make_delivery_id(ids[1])];
     new_endpoints := match.endpoints;
+    new_steps := match.steps;
     insert into waybill.events (tenant_id, event_id, event_type, payload, idempotency_key, delivery_count)
     values (tenant, ids[1], types[1], payloads[1], keys[1], 1);
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at)
     values (tenant, new_ids[1], ids[1], match.endpoints[1], types[1], false, moment, moment);
-    perform waybill.enqueue_one(tenant, new_ids[1], match.tags[1] + match.step);
+    perform waybill.enqueue_one(tenant, new_ids[1], match.tags[1] + match.steps[1] * match.phases[1]);
   else
     insert into waybill.events (tenant_id, event_id, event_type, payload, idempotency_key, delivery_count)
     select tenant, id, event_type, payload, key, coalesce(m.fanout, 0)
@@ -103,9 +117,10 @@ begin
       using (event_type);
     with due as materialized (
       select i::int as i, id as event_id, event_type, endpoint_id, waybill.make_delivery_id(id) as delivery_id,
-        tag + match.step * row_number() over (partition by endpoint_id order by i) as tag
+        tag + step * (row_number() over (partition by endpoint_id order by i) - 1 + phase) as tag, step
       from unnest(ids, types) with ordinality as u (id, event_type, i)
-      join unnest(match.types, match.endpoints, match.tags) as m (event_type, endpoint_id, tag) using (event_type)
+      join unnest(match.types, match.endpoints, match.tags, match.steps, match.phases) as m (event_type, endpoint_id, tag, step, phase)
+        using (event_type)
     ), bundled as materialized (
       select *, case when count(*) over job > 1 then waybill.bundle_id(first_value(delivery_id) over job) end as bundle
       from (select *, (row_number() over (partition by floor(tag) order by i, delivery_id) - 1) / 16 as nth from due) d
@@ -114,8 +129,8 @@ begin
       insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at, bundle)
       select tenant, delivery_id, event_id, endpoint_id, event_type, false, moment, moment, bundle from bundled
     )
-    select array_agg(i), array_agg(delivery_id), array_agg(endpoint_id), array_agg(tag), array_agg(bundle)
-    into new_items, new_ids, new_endpoints, new_tags, new_bundles from bundled;
+    select array_agg(i), array_agg(delivery_id), array_agg(endpoint_id), array_agg(tag), array_agg(step), array_agg(bundle)
+    into new_items, new_ids, new_endpoints, new_tags, new_steps, new_bundles from bundled;
     if new_ids is not null then
       perform waybill.enqueue_new(array_fill(tenant, array[cardinality(new_ids)]), new_ids, new_tags,
         array_fill(false, array[cardinality(new_ids)]), new_bundles);
@@ -137,7 +152,7 @@ begin
   on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
   returning u.count into published;
   insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, tag)
-  select tenant, endpoint_id, count(*), 0, match.clock + match.step * count(*) from unnest(new_endpoints) as u (endpoint_id)
+  select tenant, endpoint_id, count(*), 0, match.clock + sum(step) from unnest(new_endpoints, new_steps) as u (endpoint_id, step)
   group by endpoint_id order by endpoint_id
   on conflict (tenant_id, endpoint_id) do update set
     pending = s.pending + excluded.pending, tag = greatest(s.tag, match.clock) + excluded.tag - match.clock;

@@ -70,8 +70,7 @@ declare
   match_held boolean[];
   match_tags float8[];
   match_steps float8[];
-  -- The same without what is new.
-  match_old_steps float8[];
+  match_phases float8[];
   -- The deliveries.
   new_items int[];
   new_tenants text[];
@@ -134,118 +133,129 @@ begin
     ) k on true;
   end if;
 
-  -- 3. Match. Where deliveries are held, paced or ordered, new ones are held too, behind them.
-  select array_agg(tenant_id), array_agg(event_type), array_agg(endpoint_id), array_agg(is_held), array_agg(tag),
-    array_agg(greatest(1, (waiting + coming) / 64.0) / 64.0), array_agg(greatest(1, waiting / 64.0) / 64.0), max(clock)
-  into match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, match_old_steps, clock_tag
-  from (
-    select t.tenant_id, event_type, e.endpoint_id, is_held, greatest(s.tag, clock.tag) as tag, clock.tag as clock, waiting,
-      coalesce(round(sum(many * least(total, 64 - least(64, coalesce(s.pending + s.retrying, 0)))) filter (where not is_held)
-        over (partition by t.tenant_id) / total), 0) as coming
+  loop
+    -- 3. Match. Where deliveries are held, paced or ordered, new ones are held too, behind them. Once more, if something is refused:
+    -- it may be much, and then all else would stand far back for it.
+    select array_agg(tenant_id), array_agg(event_type), array_agg(endpoint_id), array_agg(is_held),
+      array_agg(tag), array_agg(step), array_agg(waybill.turn_phase(nth, many, ahead, tag > clock, step)), max(clock)
+    into match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, match_phases, clock_tag
     from (
-      select tenant_id, array_agg(event_type) as kinds, array_agg(many) as counts, nullif(sum(many), 0) as total
+      select t.tenant_id, types, e.endpoint_id, is_held, greatest(tag, clock) as tag, clock, ahead, row_number() over tenant as nth,
+        count(*) over tenant as many,
+        waybill.turn_step(ahead + count(*) filter (where is_new) over tenant,
+          waiting + coalesce(sum(share - has) filter (where not is_kept) over tenant, 0), coming, greatest(0, tag - clock)) as step
       from (
-        -- What has lost its key makes no deliveries.
-        select tenant_id, event_type, count(*) filter (where out is null) as many
-        from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null or out = 'key_lost'
+        select tenant_id, array_agg(event_type) as kinds, array_agg(many) as counts, array_agg(event_type) || '*'::text as wanted
+        from (
+          -- What has lost its key makes no deliveries.
+          select tenant_id, event_type, count(*) filter (where out is null) as many
+          from unnest(tenants, types, outcomes) as u (tenant_id, event_type, out) where out is null or out = 'key_lost'
+          group by tenant_id, event_type
+        ) kind group by tenant_id
+      ) t
+      cross join lateral (select tag as clock from waybill.queue_clock offset 0) clock
+      -- The tenant's endpoints with deliveries in the queue, ahead of the clock, and what these count as (waybill.turn_step). What is
+      -- under way, held or waits for a retry is not there.
+      cross join lateral (
+        select count(*) as ahead, coalesce(sum(least(64, b.pending - b.held)), 0) as waiting
+        from waybill.endpoint_stats b where b.tenant_id = t.tenant_id and b.pending > b.held and b.tag > clock offset 0
+      ) turn
+      -- Each endpoint once, and not once for each kind: a long list of event types is stored apart, and fetching it takes longest.
+      cross join lateral (
+        select * from waybill.endpoints e
+        where e.tenant_id = t.tenant_id and e.is_active and e.subscribed_events && t.wanted offset 0
+      ) e
+      cross join lateral (
+        select array_agg(event_type) as types, sum(many) as coming from unnest(t.kinds, t.counts) as kind (event_type, many)
+        where '*' = any(e.subscribed_events) or event_type in (select unnest(e.subscribed_events)) offset 0
+      ) k
+      left join lateral (
+        select * from waybill.endpoint_stats s where s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id offset 0
+      ) s on true
+      -- What is held because of others may have been released by the time it is stored (5.), so it counts as if it had.
+      cross join lateral (
+        select coalesce(breaker <> 'closed', false) or ordered or max_per_second is not null as is_kept,
+          case when pending > held and tag > clock then least(64, pending - held) else 0 end as has
+      ) h
+      cross join lateral (
+        select is_kept or coalesce(held > 0, false) as is_held, least(64, has + coming) as share,
+          has = 0 and coming > 0 and not is_kept as is_new
+      ) c
+      window tenant as (partition by t.tenant_id)
+    ) m, unnest(types) as event_type;
+    exit when verdicts is not null;
+
+    -- 4. If something may be refused, or the endpoints' rows are wanted early (5.), count now; then take what is refused off the
+    -- month's count.
+    if cardinality(match_endpoints) > any(max_fanout) then
+      near_limit := true;
+    end if;
+    counted_early := near_limit or coalesce(match_held @> array[true], false);
+    if counted_early then
+      -- Before the counters' rows, as when those are counted last: this may have to wait behind somebody who waits for a whole
+      -- table, and then must not have any of the rows.
+      lock table only waybill.events, only waybill.deliveries in row exclusive mode;
+      with tallied as (
+        insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
+        select tenant_id, 'events:write', this_window, n from unnest(batch_tenants, request_counts, rates) as a (tenant_id, n, rate)
+        where rate > 0 order by tenant_id
+        on conflict (tenant_id, action) do update set
+          count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
+          window_start = greatest(w.window_start, excluded.window_start)
+        returning tenant_id, window_start, count
+      ), used as (
+        insert into waybill.usage as u (tenant_id, month, metric, count)
+        select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
+        -- Rows of rate_windows before those of usage.
+        where out is null and (select count(*) from tallied) >= 0 group by tenant_id order by tenant_id
+        on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
+        returning tenant_id, count
+      )
+      select array_agg(coalesce(t.count, 0) order by tenant_id), array_agg(coalesce(t.window_start, this_window) order by tenant_id),
+        array_agg(coalesce(u.count, 0) order by tenant_id)
+      into rate_counts, window_starts, events_so_far
+      from unnest(batch_tenants) as w (tenant_id) left join tallied t using (tenant_id) left join used u using (tenant_id);
+
+      with matched as (
+        select tenant_id, event_type, count(*) as fanout from unnest(match_tenants, match_types) as u (tenant_id, event_type)
         group by tenant_id, event_type
-      ) kind group by tenant_id
-    ) t
-    -- A tenant's turn is shared by its endpoints with a backlog: one of 64 counts in full, a smaller one in proportion. What comes
-    -- to them now is part of it; of what an endpoint may still count for, each kind of event has its part.
-    cross join lateral (
-      select coalesce(sum(least(64, b.pending + b.retrying - b.held)), 0) as waiting from waybill.endpoint_stats b
-      where b.tenant_id = t.tenant_id and b.pending + b.retrying > b.held offset 0
-    ) turn
-    -- Each endpoint once, and not once for each kind: a long list of event types is stored apart, and fetching it takes longest.
-    cross join lateral (
-      select * from waybill.endpoints e
-      where e.tenant_id = t.tenant_id and e.is_active and e.subscribed_events && (t.kinds || '*'::text) offset 0
-    ) e
-    cross join lateral (
-      select event_type, many from unnest(t.kinds, t.counts) as kind (event_type, many)
-      where '*' = any(e.subscribed_events) or event_type in (select unnest(e.subscribed_events)) offset 0
-    ) k
-    left join lateral (
-      select * from waybill.endpoint_stats s where s.tenant_id = e.tenant_id and s.endpoint_id = e.endpoint_id offset 0
-    ) s on true
-    cross join lateral (
-      select coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null as is_held
-    ) h
-    cross join waybill.queue_clock clock
-  ) m;
-
-  -- 4. If something may be refused, or the endpoints' rows are wanted early (5.), count now; then take what is refused off the
-  -- month's count.
-  if cardinality(match_endpoints) > any(max_fanout) then
-    near_limit := true;
-  end if;
-  counted_early := near_limit or coalesce(match_held @> array[true], false);
-  if counted_early then
-    -- Before the counters' rows, as when those are counted last: this may have to wait behind somebody who waits for a whole
-    -- table, and then must not have any of the rows.
-    lock table only waybill.events, only waybill.deliveries in row exclusive mode;
-    with tallied as (
-      insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
-      select tenant_id, 'events:write', this_window, n from unnest(batch_tenants, request_counts, rates) as a (tenant_id, n, rate)
-      where rate > 0 order by tenant_id
-      on conflict (tenant_id, action) do update set
-        count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
-        window_start = greatest(w.window_start, excluded.window_start)
-      returning tenant_id, window_start, count
-    ), used as (
-      insert into waybill.usage as u (tenant_id, month, metric, count)
-      select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
-      -- Rows of rate_windows before those of usage.
-      where out is null and (select count(*) from tallied) >= 0 group by tenant_id order by tenant_id
-      on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
-      returning tenant_id, count
-    )
-    select array_agg(coalesce(t.count, 0) order by tenant_id), array_agg(coalesce(t.window_start, this_window) order by tenant_id),
-      array_agg(coalesce(u.count, 0) order by tenant_id)
-    into rate_counts, window_starts, events_so_far
-    from unnest(batch_tenants) as w (tenant_id) left join tallied t using (tenant_id) left join used u using (tenant_id);
-
-    with matched as (
-      select tenant_id, event_type, count(*) as fanout from unnest(match_tenants, match_types) as u (tenant_id, event_type)
-      group by tenant_id, event_type
-    ), sized as (
-      select i, tenant_id, out, coalesce(fanout, 0) as fanout, max_fanout, tried, max_attempts, max_events,
-        rate > 0 and w.count - n + row_number() over (partition by tenant_id order by i) > rate as is_late,
-        published - count(*) filter (where out is null) over (partition by tenant_id) as before
-      from unnest(tenants, types, outcomes) with ordinality as u (tenant_id, event_type, out, i)
-      join unnest(batch_tenants, request_counts, rates, rate_counts, max_fanout, attempts_so_far, max_attempts, events_so_far,
-          max_events) as w (tenant_id, n, rate, count, max_fanout, tried, max_attempts, published, max_events) using (tenant_id)
-      left join matched using (tenant_id, event_type)
-    ), placed as (
-      select *, count(*) filter (where out is null and fanout <= max_fanout) over (partition by tenant_id order by i) as nth
-      from sized
-    ), judged as (
-      select i, out = 'key_lost' and not is_late as is_lost, case
-          when is_late then array['rate_limited', null]
-          -- The window that was full has ended meanwhile.
-          when out = 'rate_limited' then array['try_again', null]
-          when out in ('counted', 'key_taken') then array[out, null]
-          when fanout > max_fanout then array['fanout', jsonb_build_object('limit', max_fanout, 'current', fanout)::text]
-          when tried >= max_attempts then array['monthly_attempts',
-            jsonb_build_object('limit', max_attempts, 'current', tried, 'month', this_month)::text]
-          when before + nth > max_events then array['monthly_events', jsonb_build_object('limit', max_events,
-            'current', greatest(before, least(before + nth - 1, max_events)), 'month', this_month)::text] end as verdict
-      from placed
-    )
-    select array_agg(case when is_lost then 'key_lost' else verdict[1] end order by i), array_agg(verdict[1] order by i),
-      array_agg(verdict[2]::jsonb order by i)
-    into verdicts, second_verdicts, reasons from judged;
-    update waybill.usage u set count = u.count - refused.n
-    from (select tenant_id, count(*) as n from unnest(tenants, outcomes, verdicts) as u (tenant_id, out, verdict)
-          where out is null and verdict is not null group by tenant_id) refused
-    where u.tenant_id = refused.tenant_id and u.month = this_month and u.metric = 'events';
-    delete from waybill.idempotency_keys k using unnest(tenants, keys, ids, verdicts) as u (tenant_id, key, id, verdict)
-    where k.tenant_id = u.tenant_id and k.key = u.key and k.event_id = u.id and verdict is not null;
-    outcomes := verdicts;
-    -- What is refused may have been many times as much as what is not.
-    if outcomes && array['fanout', 'monthly_events', 'monthly_attempts'] then match_steps := match_old_steps; end if;
-  end if;
+      ), sized as (
+        select i, tenant_id, out, coalesce(fanout, 0) as fanout, max_fanout, tried, max_attempts, max_events,
+          rate > 0 and w.count - n + row_number() over (partition by tenant_id order by i) > rate as is_late,
+          published - count(*) filter (where out is null) over (partition by tenant_id) as before
+        from unnest(tenants, types, outcomes) with ordinality as u (tenant_id, event_type, out, i)
+        join unnest(batch_tenants, request_counts, rates, rate_counts, max_fanout, attempts_so_far, max_attempts, events_so_far,
+            max_events) as w (tenant_id, n, rate, count, max_fanout, tried, max_attempts, published, max_events) using (tenant_id)
+        left join matched using (tenant_id, event_type)
+      ), placed as (
+        select *, count(*) filter (where out is null and fanout <= max_fanout) over (partition by tenant_id order by i) as nth
+        from sized
+      ), judged as (
+        select i, out = 'key_lost' and not is_late as is_lost, case
+            when is_late then array['rate_limited', null]
+            -- The window that was full has ended meanwhile.
+            when out = 'rate_limited' then array['try_again', null]
+            when out in ('counted', 'key_taken') then array[out, null]
+            when fanout > max_fanout then array['fanout', jsonb_build_object('limit', max_fanout, 'current', fanout)::text]
+            when tried >= max_attempts then array['monthly_attempts',
+              jsonb_build_object('limit', max_attempts, 'current', tried, 'month', this_month)::text]
+            when before + nth > max_events then array['monthly_events', jsonb_build_object('limit', max_events,
+              'current', greatest(before, least(before + nth - 1, max_events)), 'month', this_month)::text] end as verdict
+        from placed
+      )
+      select array_agg(case when is_lost then 'key_lost' else verdict[1] end order by i), array_agg(verdict[1] order by i),
+        array_agg(verdict[2]::jsonb order by i)
+      into verdicts, second_verdicts, reasons from judged;
+      update waybill.usage u set count = u.count - refused.n
+      from (select tenant_id, count(*) as n from unnest(tenants, outcomes, verdicts) as u (tenant_id, out, verdict)
+            where out is null and verdict is not null group by tenant_id) refused
+      where u.tenant_id = refused.tenant_id and u.month = this_month and u.metric = 'events';
+      delete from waybill.idempotency_keys k using unnest(tenants, keys, ids, verdicts) as u (tenant_id, key, id, verdict)
+      where k.tenant_id = u.tenant_id and k.key = u.key and k.event_id = u.id and verdict is not null;
+      outcomes := verdicts;
+    end if;
+    exit when verdicts is null or not verdicts && array['fanout', 'monthly_events', 'monthly_attempts'];
+  end loop;
 
   -- 5. What is to be held is checked again with the endpoints locked: their held deliveries may have been released by now.
   -- Otherwise each batch of a busy tenant would be held because the one before was, although that is released all the time.
@@ -256,9 +266,11 @@ begin
       on s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id
     order by s.tenant_id, s.endpoint_id for no key update of s;
     select array_agg(
-      m.held and (coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null) order by i)
-    into match_held
-    from unnest(match_tenants, match_endpoints, match_held) with ordinality as m (tenant_id, endpoint_id, held, i)
+      m.held and (coalesce(s.held > 0 or s.breaker <> 'closed', false) or e.ordered or e.max_per_second is not null) order by i),
+      -- Or it would stand before what has been released.
+      array_agg(greatest(m.tag, s.tag) order by i)
+    into match_held, match_tags
+    from unnest(match_tenants, match_endpoints, match_held, match_tags) with ordinality as m (tenant_id, endpoint_id, held, tag, i)
     left join lateral (
       select * from waybill.endpoints e where e.tenant_id = m.tenant_id and e.endpoint_id = m.endpoint_id offset 0
     ) e on true
@@ -276,10 +288,10 @@ begin
   where out is null;
   with due as materialized (
     select i::int as i, tenant_id, id as event_id, event_type, endpoint_id, held, waybill.make_delivery_id(id) as delivery_id,
-      tag + step * row_number() over (partition by tenant_id, endpoint_id order by i) as tag, step
+      tag + step * (row_number() over (partition by tenant_id, endpoint_id order by i) - 1 + phase) as tag, step
     from unnest(tenants, ids, types, outcomes) with ordinality as u (tenant_id, id, event_type, out, i)
-    join unnest(match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps)
-      as m (tenant_id, event_type, endpoint_id, held, tag, step)
+    join unnest(match_tenants, match_types, match_endpoints, match_held, match_tags, match_steps, match_phases)
+      as m (tenant_id, event_type, endpoint_id, held, tag, step, phase)
       using (tenant_id, event_type)
     where out is null
   ), bundled as materialized (

@@ -37,7 +37,8 @@ begin
   -- Not the time of the transaction, which may have waited while what is released now was published.
   moment := clock_timestamp();
 
-  with lanes as (
+  -- Materialized: to get it in the tenants' order, all that are held would be compared with all of these.
+  with lanes as materialized (
     select s.tenant_id, s.endpoint_id, e.max_per_second, s.breaker = 'open' as is_probe,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
       s.slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
@@ -62,17 +63,19 @@ begin
     where s.held > 0
   ), sharing as (
     -- A tenant's turn is shared by its endpoints, as in waybill.publish.
-    select l.tenant_id, count(*) / 64.0 as step from lanes l where l.room > 0 group by l.tenant_id
+    select l.*, greatest(1, count(*) filter (where not is_probe) over tenant) / 64.0 as step,
+      row_number() over tenant::float8 / count(*) over tenant as phase
+    from lanes l where l.room > 0 window tenant as (partition by l.tenant_id)
   ), chosen as (
     select l.tenant_id, l.endpoint_id, d.delivery_id, d.spent_retries, l.max_per_second, l.urgent,
       d.spent_retries = 0 and not l.is_probe as is_first,
-      l.tag + x.step * row_number() over lane as tag, l.clock,
+      l.tag + l.step * (row_number() over lane - 1 + l.phase) as tag, l.tag + l.step * row_number() over lane as next_tag, l.clock,
       l.slot + (row_number() over lane - 1) * interval '1 second' / l.max_per_second as slot
-    from lanes l join sharing x using (tenant_id) cross join lateral (
+    from sharing l cross join lateral (
       select delivery_id, spent_retries from waybill.deliveries d
       where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.status in ('pending', 'retrying') and d.held
         and d.delivery_id >= coalesce(l.wanted, '00000000-0000-0000-0000-000000000000')
-      order by d.delivery_id limit greatest(l.room, 0)) d
+      order by d.delivery_id limit l.room) d
     window lane as (partition by l.tenant_id, l.endpoint_id order by d.delivery_id)
     -- Whoever publishes to one of these endpoints waits for the whole release. The rest is left to the next look.
     limit 2000
@@ -80,7 +83,7 @@ begin
   select count(*)::int as n, array_agg(tenant_id) as tenants, array_agg(endpoint_id) as endpoints, array_agg(delivery_id) as ids,
     array_agg(spent_retries) as retries, array_agg(is_first) as firsts, array_agg(urgent) as urgent,
     array_agg(is_first and not urgent) as usual,
-    array_agg(max_per_second) as rates, array_agg(tag) as tags,
+    array_agg(max_per_second) as rates, array_agg(tag) as tags, array_agg(next_tag) as next_tags,
     -- A turn earlier if urgent: the clock does not tell where in a turn claiming is, so the tag may be in the next one already.
     array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots
   into picked from chosen;
@@ -107,9 +110,9 @@ begin
     probing = case when s.breaker = 'open' then c.first_id end,
     next_probe_at = case when s.breaker = 'open' then now() + lease end
   from (select tenant_id, endpoint_id, count(*)::int as n, max(slot) as last_slot, max(rate) as rate,
-          max(tag) filter (where is_first) as tag, min(delivery_id::text)::uuid as first_id
-        from unnest(picked.tenants, picked.endpoints, picked.ids, picked.firsts, picked.rates, picked.tags, picked.slots)
-          as p (tenant_id, endpoint_id, delivery_id, is_first, rate, tag, slot) group by 1, 2) c
+          max(next_tag) filter (where is_first) as tag, min(delivery_id::text)::uuid as first_id
+        from unnest(picked.tenants, picked.endpoints, picked.ids, picked.firsts, picked.rates, picked.next_tags, picked.slots)
+          as p (tenant_id, endpoint_id, delivery_id, is_first, rate, next_tag, slot) group by 1, 2) c
   where s.tenant_id = c.tenant_id and s.endpoint_id = c.endpoint_id;
 
   -- Those in bundles, and then the others, of which one may have a job already: of a backup that combines two moments, for instance.
