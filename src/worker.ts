@@ -2,6 +2,7 @@ import type { PgBoss } from 'pg-boss'
 import type { Pool } from './db/open.ts'
 import type { Sender } from './egress/send.ts'
 import { startAnnouncing } from './flow/announce.ts'
+import { createAttempts, SHUTTING_DOWN } from './flow/attempts.ts'
 import { type Claim, createClaim, isPreferred, touch } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
@@ -17,9 +18,7 @@ import { createRecord } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
 import { createSpread, PER_SECOND } from './flow/spread.ts'
 import { startTakingBack } from './flow/take-back.ts'
-import { Line } from './line.ts'
 import type { Log } from './log.ts'
-import { createTurns, until } from './pacing.ts'
 import { cacheKeys, type SecretBox } from './secrets.ts'
 import { LAST_WORDS_MS } from './shutdown.ts'
 
@@ -29,20 +28,10 @@ const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
 const MAX_CHORES = 4
 /**
- * An attempt that is this late for its time slot, as after the process was stopped, does not use it any more. With the half second
- * for which slots are given ahead that makes two, after which a change of the endpoint applies.
- */
-const MISSED_MS = 1500
-/** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
-const STARTS_A_TURN = 5
-/**
  * How many retries for which a tenant has no slot come again a second, for each slot of the worker. Claiming one and giving it back
  * takes a free slot for 6 ms, and a worker with few slots has but one free for that: others' retries wait behind them.
  */
 const COME_AGAIN = 2.5
-
-/** The reason with which requests are interrupted when the grace is over. */
-const SHUTTING_DOWN = new Error('the worker is shutting down')
 
 type Worker = {
   /**
@@ -73,12 +62,9 @@ export async function startWorker(deps: {
   userAgent: string
 }): Promise<Worker> {
   const { pool, claims, boss, log, rules } = deps
-  let interrupted = false
   /** Ends all waiting of deliveries that have not been sent yet. */
   const closing = new AbortController()
   const inHand = createInHand({ pool, slots: deps.concurrency, closing: closing.signal, log })
-  const attempts = new Line<Promise<void>>()
-  const turn = createTurns(STARTS_A_TURN)
   const chores = new Set<Promise<unknown>>()
   const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
   const claim = createClaim(claims, deps.monthlyAttempts)
@@ -92,51 +78,14 @@ export async function startWorker(deps: {
     userAgent: deps.userAgent,
     log,
   })
-
-  async function attempt(claim: Claim, answered: () => void): Promise<void> {
-    const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
-    let hasBegun = false
-    try {
-      if (claim.startAt !== null) {
-        await until(claim.startAt, closing.signal)
-        // All that missed theirs would go out at once, beside those whose turn it is now. And the endpoint may have changed.
-        if (performance.now() > claim.startAt + MISSED_MS) return void (await inHand.holdMissed(claim))
-      }
-      // An endpoint that has finished nothing lately may hang, and has no open connection.
-      if (lanes.pace(claim) === 0) await turn()
-      hasBegun = true
-      const { held } = await deliver(claim, answered)
-      if (held && lanes.isRoomy(claim)) releaser.wake()
-    } catch (error) {
-      if (error === SHUTTING_DOWN) {
-        // Nothing else tells that the receiver may have got the request.
-        if (hasBegun) log.info(ids, 'delivery.interrupted')
-        await inHand.handBack([claim])
-      }
-      // A fault of ours: the claim lapses, and the delivery is tried again.
-      else if (!(await inHand.putOff(claim, error))) log.error({ ...ids, err: error }, 'delivery.failed')
-    }
-  }
-
-  /** Attempts a claim and, as soon as its request is over, the next claim that waits for its slot. */
-  function start(claim: Claim): void {
-    inHand.takeSlot(claim)
-    let endedAt: number | undefined
-    const goOn = () => {
-      const next = interrupted ? undefined : lanes.next(claim, endedAt)
-      if (next !== undefined) start(next)
-    }
-    const answered = () => {
-      endedAt = performance.now()
-      if (inHand.answered(claim)) goOn()
-    }
-    const done = attempt(claim, answered).finally(() => {
-      attempts.leave(place)
-      inHand.letGo([claim])
-      goOn()
-    })
-    const place = attempts.join(done)
-  }
+  const attempts = createAttempts({
+    lanes,
+    inHand,
+    deliver,
+    onRoom: () => wake.releaser(),
+    closing: closing.signal,
+    log,
+  })
 
   /** Runs `work`, which puts claims away, alongside the next fetches: deliveries that can be sent must not wait for it. */
   async function inBackground(work: () => Promise<unknown>): Promise<void> {
@@ -165,7 +114,7 @@ export async function startWorker(deps: {
         inHand.take(claim, occupy)
         const isTooMuch = claim.withinQuota === null || isCrowding(claim.tenantId, isPreferred(claim))
         const verdict = isTooMuch ? 'crowding' : lanes.admit(claim)
-        if (verdict === 'start') start(claim)
+        if (verdict === 'start') attempts.start(claim)
         if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
         if (verdict === 'line') inHand.lineUp(claim)
         if (verdict === 'full') full.push(claim)
@@ -204,7 +153,7 @@ export async function startWorker(deps: {
     idleMs: STALE_LOOK_MS,
     log,
     async run() {
-      for (const claim of lanes.takeFree()) start(claim)
+      for (const claim of lanes.takeFree()) attempts.start(claim)
       const stale = lanes.takeStale()
       if (stale.length > 0) await inHand.hold(stale, { counted: true })
       return false
@@ -218,7 +167,7 @@ export async function startWorker(deps: {
     await Promise.all([dispatcher, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))
     closing.abort(SHUTTING_DOWN)
     await inHand.handBack(lanes.takeWaiting())
-    while (attempts.size + chores.size > 0) await Promise.all([...attempts, ...chores])
+    while (attempts.all.size + chores.size > 0) await Promise.all([...attempts.all, ...chores])
   }
 
   return {
@@ -226,7 +175,7 @@ export async function startWorker(deps: {
       const { promise: tooLate, resolve: giveUp } = Promise.withResolvers<void>()
       const timers = [
         setTimeout(() => {
-          interrupted = true
+          attempts.startNoMore()
           deps.sender.interrupt(SHUTTING_DOWN)
         }, graceMs),
         setTimeout(() => {

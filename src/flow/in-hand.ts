@@ -10,6 +10,8 @@ import { fromClaims, unclaim } from './give-back.ts'
 import { insist } from './insist.ts'
 import { PayloadLate } from './payload.ts'
 
+export type InHand = ReturnType<typeof createInHand>
+
 const NOT_HERE_MS = 1000
 /** Put-off deliveries are logged once in this time, with the number of the others: a silent name server affects them all. */
 const TELL_MS = 1000
