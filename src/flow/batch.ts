@@ -97,15 +97,21 @@ export function createBatcher<Item, Result>(options: {
       return weight > maxWeight
     })
     const batch = new Set(end < 0 ? line : line.slice(0, Math.max(1, end)))
-    waiting = waiting.filter((entry) => !batch.has(entry))
+    const served = new Set(Array.from(batch, ({ item }) => owner(item)))
+    // Who has a part in this batch comes behind the others in the next: one whose items fill batches would always be the first.
+    const rest = waiting.filter((entry) => !batch.has(entry))
+    const { others = [], again = [] } = Object.groupBy(rest, ({ item }) =>
+      served.has(owner(item)) ? 'again' : 'others',
+    )
+    waiting = [...others, ...again]
     return [...batch]
   }
 
   function giveUpLate(): void {
     const oldest = performance.now() - (options.patienceMs ?? Infinity)
-    const late = waiting.findIndex(({ since }) => since >= oldest)
-    for (const entry of waiting.splice(0, late < 0 ? waiting.length : late))
-      entry.reject(new Error('waited too long for the database'))
+    const { late = [], inTime = [] } = Object.groupBy(waiting, ({ since }) => (since < oldest ? 'late' : 'inTime'))
+    for (const entry of late) entry.reject(new Error('waited too long for the database'))
+    waiting = inTime
   }
 
   return (item) =>

@@ -80,9 +80,11 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
   const submit = createBatcher<PublishRequest, Row>({
     max: MAX_BATCH,
     maxWeight: MAX_BATCH_LENGTH,
-    weigh: (request) =>
-      (eventOf(request)?.payload.length ?? 0) +
-      DELIVERY_LENGTH * (fanout.get(kindOf(request)) ?? fanout.get(request.tenantId) ?? 0),
+    weigh(request) {
+      const event = eventOf(request)
+      if (event === null) return 0
+      return event.payload.length + DELIVERY_LENGTH * (fanout.get(kindOf(request)) ?? fanout.get(request.tenantId) ?? 0)
+    },
     owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,
     async run(requests) {

@@ -212,6 +212,22 @@ test('owners take turns: who brings one item does not wait for all that another 
   assert.deepEqual(batches, [['a1', 'b1', 'c1', 'a2'], ['a3', 'b2', 'a4', 'a5'], ['a6']])
 })
 
+test('owners take turns between batches, too: who brings items that fill one each does not stay first', async () => {
+  const batches: string[][] = []
+  const submit = createBatcher<string, string>({
+    max: 4,
+    maxWeight: 10,
+    weigh: (item) => (item.startsWith('a') ? 10 : 5),
+    owner: (item) => item[0] as string,
+    run: async (items) => {
+      batches.push(items)
+      return items
+    },
+  })
+  await Promise.all(['a1', 'a2', 'a3', 'b1', 'b2', 'c1'].map(submit))
+  assert.deepEqual(batches, [['a1'], ['b1', 'c1'], ['a2'], ['b2'], ['a3']])
+})
+
 test('one item that the database refuses fails alone', async () => {
   await sql`create table numbers (n int primary key check (n <> 13))`
   const submit = createBatcher<number, number>({

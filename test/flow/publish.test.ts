@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import type { Pool } from '../../src/db/open.ts'
 import { createPublish } from '../../src/flow/publish.ts'
 import { createDatabase, insertEndpoint } from '../support/database.ts'
 import { NO_LIMITS } from '../support/deliveries.ts'
@@ -30,6 +31,22 @@ test('who publishes one event does not wait for all that another publishes', asy
   await publishOne('acme')
   assert.ok(order.length <= 100, `${order.length} before it`)
   await Promise.all(flood)
+})
+
+test('requests that make no deliveries share a batch, however many the tenant’s last event made', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (let nth = 0; nth < 100; nth++) await insertEndpoint(sql)
+  let batches = 0
+  const counting = (parts: TemplateStringsArray, ...values: never[]) => {
+    batches++
+    return sql(parts, ...values)
+  }
+  const publish = createPublish(counting as Pool, { ...NO_LIMITS, rate: 1, window_seconds: 86_400 })
+  assert.deepEqual(await publishTogether(publish, [{}]), ['accepted'])
+  batches = 0
+  const refused = Array.from({ length: 50 }, () => publish({ tenantId: 'acme', event: 'refused' }))
+  assert.deepEqual(new Set((await Promise.all(refused)).map(({ outcome }) => outcome)), new Set(['rate_limited']))
+  assert.equal(batches, 1)
 })
 
 for (const [whose, tenants] of [
