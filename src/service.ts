@@ -26,7 +26,9 @@ import { startWorker } from './worker.ts'
 /** Connections for requests, and for recording, holding and releasing. Few are enough: Postgres itself saturates first. */
 const API_CONNECTIONS = 10
 const WORKER_CONNECTIONS = 4
-/** For lists and sums. A request may have waited a second before (room.ts), and has 4 in all (http/deadline.ts). */
+/** How many of them may look up single records. */
+const LOOK_UPS = 4
+/** For lists, sums and payloads, on connections of their own. A request may have waited a second before (room.ts), and has 4 in all (http/deadline.ts). */
 const READS = { max: 8, patienceMs: 2500 }
 /** For scans of whole tables, which may take this long, on connections of their own. */
 const UPKEEP = { max: 2, patienceMs: 30_000 }
@@ -81,7 +83,8 @@ export async function startService(options: Options): Promise<{ port: number }> 
   let port = config.PORT
   const app = createApp({
     pool,
-    reads: createReads(reads),
+    reads: createReads(reads, READS.max),
+    lookUps: createReads(pool, LOOK_UPS),
     pulse,
     retention,
     auth,

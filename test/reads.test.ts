@@ -60,12 +60,17 @@ test('a tenant’s lists that go through too much keep nobody else from publishi
   assert.equal((await greedy.call('GET', RARE)).status, 200)
 })
 
-test('nor do reads of single events, and of what belongs to one', async (t) => {
+test('nor do reads of single events and deliveries, and of what belongs to one', async (t) => {
   const database = await createDatabase(t)
   const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
   const [greedy, other] = [await createTenant(service), await createTenant(service)]
   const { id, release } = await holdEarliestDay(database)
-  const paths = [`/v1/events/${id}`, `/v1/events/${id}/deliveries`, `/v1/deliveries/${id}/attempts`]
+  const paths = [
+    `/v1/events/${id}`,
+    `/v1/events/${id}/deliveries`,
+    `/v1/deliveries/${id}`,
+    `/v1/deliveries/${id}/attempts`,
+  ]
   for (const path of paths) {
     let answered = false
     const asked = Promise.all(Array.from({ length: LISTS }, () => greedy.call('GET', path))).finally(() => {
@@ -83,4 +88,27 @@ test('nor do reads of single events, and of what belongs to one', async (t) => {
   }
   await release()
   for (const path of paths) assert.equal((await greedy.call('GET', path)).status, 404)
+})
+
+test('a tenant’s single delivery, endpoint and usage are looked up while others’ lists have all their turns', async (t) => {
+  const database = await createDatabase(t)
+  const service = await startService(t, { databaseUrl: database.url, mode: 'api' })
+  const tenant = await createTenant(service)
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+  const { delivery_ids } = await tenant.publish()
+  const { release } = await holdEarliestDay(database)
+  let answered = false
+  const lists = Array.from({ length: 4 }, async () => {
+    const { call } = await createTenant(service)
+    return await Promise.all(Array.from({ length: LISTS }, () => call('GET', RARE)))
+  })
+  const asked = Promise.all(lists).finally(() => {
+    answered = true
+  })
+  await waitFor(async () => (await waitingForLocks(database.sql)) >= 7, { what: 'the lists to have their turns' })
+  for (let rounds = 0; !answered || rounds < 3; rounds++)
+    for (const path of [`deliveries/${delivery_ids[0]}`, `endpoints/${endpoint_id}`, 'usage/current'])
+      assert.equal((await tenant.call('GET', `/v1/${path}`)).status, 200, path)
+  await asked
+  await release()
 })

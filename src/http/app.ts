@@ -27,8 +27,10 @@ import { mountTenants } from './tenants.ts'
 
 export type AppDeps = {
   pool: Pool
-  /** For reads that may scan many rows. */
+  /** Of what may be many rows, or large. */
   reads: Reads
+  /** Of single rows, which do not wait for those. */
+  lookUps: Reads
   /** For /health alone. */
   pulse: Pool
   /** For retention on demand, which may take long. */

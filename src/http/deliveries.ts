@@ -147,7 +147,10 @@ type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | un
 const TOO_MUCH = { path: 'since', message: 'the list took too long to read: narrow it by since and until' }
 
 /** Reading deliveries and their attempts, and replaying them. */
-export function mountDeliveries(mount: Mount, { pool, reads }: { pool: Pool; reads: Reads }): void {
+export function mountDeliveries(
+  mount: Mount,
+  { pool, reads, lookUps }: { pool: Pool; reads: Reads; lookUps: Reads },
+): void {
   const replayNow = createReplay<DeliveryRow>(pool, deliveryColumns)
 
   async function list(c: Context<Env>, tenant: Tenant, query: Filters): Promise<Response> {
@@ -211,8 +214,11 @@ export function mountDeliveries(mount: Mount, { pool, reads }: { pool: Pool; rea
     list(c, tenant, { ...query, status: 'dead_lettered' }),
   )
 
-  mount.tenant(getDelivery, { action: 'read' }, async (c, tenant, { params }) =>
-    c.json({ ok: true, ...renderDelivery(await find(pool, tenant, params.delivery_id)) }, 200),
+  mount.tenant(getDelivery, { action: 'read' }, (c, tenant, { params }) =>
+    lookUps(c, tenant.tenantId, async (sql) => ({
+      ok: true,
+      ...renderDelivery(await find(sql, tenant, params.delivery_id)),
+    })),
   )
 
   mount.tenant(listAttempts, { action: 'read' }, (c, tenant, { params, query }) =>

@@ -39,12 +39,13 @@ export function mountEndpoints(
   deps: {
     pool: Pool
     reads: Reads
+    lookUps: Reads
     secretBox: SecretBox
     allow: readonly AddressRange[]
     rotationOverlapSeconds: number
   },
 ): void {
-  const { pool, reads, secretBox } = deps
+  const { pool, reads, lookUps, secretBox } = deps
   const route = endpointRoutes(deps.allow)
   const notFound = () => new AppError('endpoint_not_found')
 
@@ -73,23 +74,25 @@ export function mountEndpoints(
     return c.json({ ok: true, ...render(row), signing_secret: secret }, 201)
   })
 
-  mount.tenant(route.list, { action: 'read' }, async (c, tenant, { query }) => {
-    return await reads(c, tenant.tenantId, async (sql) => {
+  mount.tenant(route.list, { action: 'read' }, (c, tenant, { query }) =>
+    reads(c, tenant.tenantId, async (sql) => {
       const rows = await sql<EndpointRow[]>`
         select ${columns} from waybill.endpoints
         where tenant_id = ${tenant.tenantId} ${query.active_only ? fragment`and is_active` : fragment``}
           ${query.cursor ? fragment`and endpoint_id < ${query.cursor}` : fragment``}
         order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
       return listBody(query, rows, render, (row) => row.endpoint_id)
-    })
-  })
+    }),
+  )
 
-  mount.tenant(route.get, { action: 'read' }, async (c, tenant, { params }) => {
-    const [row] = await pool<EndpointRow[]>`
-      select ${columns} from waybill.endpoints where tenant_id = ${tenant.tenantId} and endpoint_id = ${endpointId(params)}`
-    if (row === undefined) throw notFound()
-    return c.json({ ok: true, ...render(row) }, 200)
-  })
+  mount.tenant(route.get, { action: 'read' }, (c, tenant, { params }) =>
+    lookUps(c, tenant.tenantId, async (sql) => {
+      const [row] = await sql<EndpointRow[]>`
+        select ${columns} from waybill.endpoints where tenant_id = ${tenant.tenantId} and endpoint_id = ${endpointId(params)}`
+      if (row === undefined) throw notFound()
+      return { ok: true, ...render(row) }
+    }),
+  )
 
   mount.tenant(route.patch, { action: 'endpoints:write' }, async (c, tenant, { params, body }) => {
     const target = endpointId(params)

@@ -1,10 +1,10 @@
 import { createRoute, z } from '@hono/zod-openapi'
-import type { Pool } from '../db/open.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { RATE_ACTIONS, type RateAction } from '../flow/rate-counter.ts'
 import type { Tenant } from './auth.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { RateLimits } from './rate-limit.ts'
+import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { answers, count, ok, timestamp } from './schemas.ts'
 import { readUsage } from './usage.ts'
@@ -120,22 +120,21 @@ const hardOf = ({ limits: { max_endpoints, max_fanout_endpoints, max_payload_byt
 /** What a tenant has used and what it may use. */
 export function mountLimits(
   mount: Mount,
-  { pool, rateLimits, allow }: { pool: Pool; rateLimits: RateLimits; allow: readonly AddressRange[] },
+  { lookUps, rateLimits, allow }: { lookUps: Reads; rateLimits: RateLimits; allow: readonly AddressRange[] },
 ): void {
-  mount.tenant(getUsage, { action: 'read' }, async (c, { tenantId }) => {
-    const { start, end, events, attempts } = await readUsage(pool, tenantId)
-    return c.json(
-      {
+  mount.tenant(getUsage, { action: 'read' }, (c, { tenantId }) =>
+    lookUps(c, tenantId, async (sql) => {
+      const { start, end, events, attempts } = await readUsage(sql, tenantId)
+      return {
         ok: true,
         month: start.toISOString().slice(0, 7),
         period_start: start,
         period_end: end,
         events_count: events,
         attempts_count: attempts,
-      },
-      200,
-    )
-  })
+      }
+    }),
+  )
 
   mount.tenant(getLimits, { action: 'read' }, async (c, tenant) => {
     const { monthly_events: events, monthly_attempts: attempts } = tenant.limits

@@ -22,14 +22,13 @@ const SMALL_BYTES = 16 * 1024
 const UNREAD_WAIT_MS = 400
 
 /**
- * Reads that may be large: lists, sums, payloads. Two things bound them, and a tenant gets at most half of what the others leave
- * of each. Turns: they run on a `pool` of their own, so that publishing, authentication, limits and recording always have
- * connections. Bytes: an answer takes room until the client has read it or its connection is gone. A turn ends only when its
- * answer has room, so at most as many answers are without room as there are turns. Answers that nobody reads are cut off
- * (http/listen.ts).
+ * Reads from `pool`. Two things bound them, and a tenant gets at most half of what the others leave of each. Turns: `most` run at
+ * once, so that publishing, authentication, limits and recording always have connections. Bytes: an answer takes room until the
+ * client has read it or its connection is gone. A turn ends only when its answer has room, so at most as many answers are without
+ * room as there are turns. Answers that nobody reads are cut off (http/listen.ts).
  */
-export function createReads(pool: Pool): Reads {
-  const turns = createRequestRoom(pool.max)
+export function createReads(pool: Pool, most: number): Reads {
+  const turns = createRequestRoom(most)
   const unread = createRequestRoom(UNREAD_BYTES, { maxWaitMs: UNREAD_WAIT_MS })
 
   return (c, tenantId, read) =>
