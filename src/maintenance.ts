@@ -10,6 +10,8 @@ import type { Log } from './log.ts'
 const PARTITIONS_CRON = '7 * * * *'
 const COUNTS_CRON = '22 * * * *'
 const QUEUE_CLOCK_CRON = '37 * * * *'
+/** A run may take as long as pg-boss allows, or it would begin another beside it. A lost worker shows by its silence. */
+const RUNS = { retryLimit: 3, retryDelay: 60, expireInSeconds: 86_400, heartbeatSeconds: 600 }
 
 /**
  * The scheduled work, on pg-boss's cron: whichever worker process comes first does it, so it goes on when one dies, or stops.
@@ -34,8 +36,8 @@ export async function startMaintenance(deps: {
     ['queue_clock', QUEUE_CLOCK_CRON, () => rebaseQueue(upkeep)],
   ]
   for (const [name, cron, run] of work) {
-    if ((await boss.getQueue(name)) === null)
-      await boss.createQueue(name, { retryLimit: 3, retryDelay: 60, expireInSeconds: 3600 })
+    if ((await boss.getQueue(name)) === null) await boss.createQueue(name, RUNS)
+    else await boss.updateQueue(name, RUNS)
     await boss.schedule(name, cron, null, { tz: 'UTC' })
     await boss.work(name, { pollingIntervalSeconds: 10 }, async () => {
       try {

@@ -62,6 +62,31 @@ test('a worker that stops in the middle of scheduled work has nothing to complai
   )
 })
 
+test('retention that takes hours is not begun once more meanwhile, but where its worker is lost', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const boss = createBoss(url, createLog('silent'))
+  t.after(() => boss.stop({ graceful: false }))
+  await startService(t, { databaseUrl: url, mode: 'worker' })
+  const superviseAndLook = async () => {
+    await sql`update pgboss.queue set monitor_claim_on = null, monitor_on = null`
+    await boss.supervise('retention')
+    return (await sql<{ state: string }[]>`select state from pgboss.job where name = 'retention'`)[0]?.state
+  }
+  await sql.begin(async (locking) => {
+    await locking`lock table waybill.idempotency_keys in access exclusive mode`
+    await makeDue(url, ['retention'])
+    await waitFor(async () => (await waitingFor(sql, 'waybill.idempotency_keys')) > 0, {
+      timeoutMs: 30_000,
+      what: 'retention to be under way',
+    })
+    await boss.start()
+    await sql`update pgboss.job set started_on = now() - interval '20 hours' where name = 'retention'`
+    assert.equal(await superviseAndLook(), 'active')
+    await sql`update pgboss.job set heartbeat_on = now() - interval '11 minutes' where name = 'retention'`
+    assert.equal(await superviseAndLook(), 'retry')
+  })
+})
+
 test('a statement of retention may take an hour, on its schedule and on demand', async (t) => {
   const { url, sql } = await createDatabase(t)
   await sql.text(`
