@@ -4,9 +4,10 @@ import { LRUCache } from 'lru-cache'
 export const PER_SECOND = 500
 /** Up to this many failures that come all at once are left to be spread by the jitter of their backoff. */
 const BURST = 1000
-const MINUTE_MS = 60_000
-/** How many minutes are remembered, each of each tenant apart. */
-const MAX_MINUTES = 10_000
+/** Retries are counted by spans of this length. */
+const SPAN_MS = 2000
+/** How many spans are remembered, each of each tenant apart. Receivers may ask for any within a day, which has 43,200. */
+const MAX_SPANS = 100_000
 
 /**
  * Retries go out in the order in which they are due, whatever their tenant, so one tenant's failures could fill the queue.
@@ -18,19 +19,30 @@ export function createSpread({
   perSecond = PER_SECOND,
   clock = () => performance.now(),
 } = {}): (tenantId: string, askedSeconds?: number) => number {
-  /** When the last of a tenant's retries that are due in a minute would be due at that pace. */
-  const lastDue = new LRUCache<string, number>({ max: MAX_MINUTES })
+  const most = Math.max(1, Math.round((perSecond * SPAN_MS) / 1000))
+  /** How many of a tenant's retries are due in a span, and, once it is full, the next that may have room. */
+  const spans = new LRUCache<string, { count: number; next: number }>({ max: MAX_SPANS })
+
+  /** When one more of a tenant's retries is due, in milliseconds: in the first span from `span` on that has room. */
+  function place(tenantId: string, span: number): number {
+    const full: { next: number }[] = []
+    for (let at = span; ; ) {
+      const key = `${tenantId} ${at}`
+      const taken = spans.get(key) ?? { count: 0, next: at + 1 }
+      if (taken.count < most) {
+        for (const one of full) one.next = at
+        spans.set(key, { ...taken, count: taken.count + 1 })
+        return (at + taken.count / most) * SPAN_MS
+      }
+      full.push(taken)
+      at = taken.next
+    }
+  }
+
   return (tenantId, askedSeconds = 0) => {
     const now = clock()
-    const earliest = now + askedSeconds * 1000 - (BURST / perSecond) * 1000
-    for (let minute = Math.floor(earliest / MINUTE_MS); ; minute++) {
-      const key = `${tenantId} ${minute}`
-      const due = Math.max(lastDue.get(key) ?? minute * MINUTE_MS, earliest) + 1000 / perSecond
-      // What a minute has no room for is due in the next.
-      if (due > (minute + 1) * MINUTE_MS) continue
-      lastDue.set(key, due)
-      // Rounded at random: retries at whole seconds would come in waves.
-      return Math.max(askedSeconds, Math.floor((due - now) / 1000 + Math.random()))
-    }
+    const due = place(tenantId, Math.floor((now + (askedSeconds - BURST / perSecond) * 1000) / SPAN_MS))
+    // Rounded at random: retries at whole seconds would come in waves.
+    return Math.max(askedSeconds, Math.floor((due - now) / 1000 + Math.random()))
   }
 }

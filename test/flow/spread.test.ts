@@ -42,6 +42,25 @@ test('what receivers ask to have at one moment comes 500 a second from then on, 
   assert.equal(spread('calm', 1200), 1200)
 })
 
+test('that a receiver asks to be tried later makes no retry of the tenant’s others later', () => {
+  let now = 0
+  const spread = createSpread({ clock: () => now })
+  for (; now < 240_000; now += 333) {
+    assert.equal(spread('a', 60), 60)
+    assert.equal(spread('a', (now / 333) % 60), (now / 333) % 60)
+    assert.equal(spread('a'), 0, `after ${now} ms`)
+  }
+})
+
+test('at a pace of a few a second it is kept, too', () => {
+  const now = 0
+  const spread = createSpread({ perSecond: 2.5, clock: () => now })
+  for (let n = 0; n < 1000; n++) assert.ok(spread('a') <= 1)
+  let last = 0
+  for (let n = 0; n < 1000; n++) last = spread('a')
+  assert.ok(last >= 399 && last <= 401, `${last} s`)
+})
+
 test('at a slower pace, what comes all at once is not later, and the rest comes at that pace', () => {
   let now = 0
   const spread = createSpread({ perSecond: 40, clock: () => now })
