@@ -149,7 +149,8 @@ export function createSender({
         if (statusCode !== null) settle(true, judgeStatus(statusCode))
         else settle(false, writtenMs === null ? NOT_CONNECTED : failure('timeout'))
       }
-      const deadline = setTimeout(cutOff, timeoutMs)
+      // In the turn's end: where the process stood still, answers that came meanwhile are read first.
+      const deadline = setTimeout(() => setImmediate(cutOff), timeoutMs)
       const place = underWay.join(() => {
         if (!end()) return
         connection.cancel()

@@ -698,6 +698,27 @@ test('a request that the receiver has begun to answer is not sent again', async 
   }
 })
 
+test('an answer that came while the process stood still counts, even if the attempt’s time is up', async (t) => {
+  const answered = new Int32Array(new SharedArrayBuffer(4))
+  const receiver = new Worker(TLS_RECEIVER, { eval: true, workerData: { key: KEY, cert: TRUSTED, answered } })
+  t.after(() => receiver.terminate())
+  const [port] = await once(receiver, 'message')
+  const { post } = startSender(t, { timeoutMs: 500 })
+  const url = `https://127.0.0.1:${port}/`
+  assert.equal((await post(url)).responseBody, '1')
+  const begun = performance.now()
+  const outcome = post(url)
+  // As above, but until the attempt's time is up, too.
+  setImmediate(() =>
+    setImmediate(() => {
+      assert.notEqual(Atomics.wait(answered, 0, 1, TIMEOUT_MS), 'timed-out')
+      while (performance.now() < begun + 600);
+    }),
+  )
+  const { error, statusCode } = await outcome
+  assert.deepEqual({ error, statusCode }, { error: null, statusCode: 200 })
+})
+
 test('an attempt that is over leaves no timer', async (t) => {
   const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok')
   const { post } = startSender(t)
