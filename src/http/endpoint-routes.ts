@@ -94,7 +94,7 @@ const writableFields = (allow: readonly AddressRange[]) => ({
 
 const ACTIVATION = z.boolean().openapi({
   description:
-    'False: within two seconds nothing more is sent; what waits is kept, and events that are published meanwhile never come. True: what waits goes out.',
+    'False: from two seconds on no attempt begins, and one that has begun is completed; what waits is kept, and events that are published meanwhile never come. True: what waits goes out.',
 })
 
 const endpointPath = z.object({ endpoint_id: id('endpoint') })
