@@ -62,6 +62,11 @@ const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(reques
 const hostLength = ({ url = '', headers: { host = '' } }: IncomingMessage) =>
   Math.max(host.length, url.startsWith('/') ? 0 : (/^[a-z]+:\/\/([^/?#]*)/i.exec(url)?.[1]?.length ?? 0))
 
+type Connections = Map<Duplex, Connection>
+
+/** `haveIdleLeft`: idle connections have been closed. `taken`: how many connections there have been. */
+type State = { isDraining: boolean; haveIdleLeft: boolean; taken: number }
+
 type Options = { hostname: string; port: number; maxClients: number; onFull: (refused: number) => void }
 
 /**
@@ -69,15 +74,13 @@ type Options = { hostname: string; port: number; maxClients: number; onFull: (re
  * refused, and `onFull` is told of them.
  */
 export async function listen(app: App, { hostname, port, maxClients, onFull }: Options): Promise<Listening> {
-  let draining = false
-  let left = false
-  let taken = 0
+  const state: State = { isDraining: false, haveIdleLeft: false, taken: 0 }
   let ahead = 0
   const weigh = (connection: Connection, weight: number) => {
     connection.ahead += weight
     ahead += weight
   }
-  const connections = new Map<Duplex, Connection>()
+  const connections: Connections = new Map()
   const beginInTurn = createBeginner()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
@@ -96,8 +99,8 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds, and one that is closed
     // without a word takes the next request with it, which its sender may not repeat. Who keeps asking ahead leaves with the first
     // request that comes after the idle ones have left.
-    const isLate = left
-    response.isLast = () => isLate || (draining && connection.unanswered.length === 1)
+    const isLate = state.haveIdleLeft
+    response.isLast = () => isLate || (state.isDraining && connection.unanswered.length === 1)
     const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
     const isBehind = connection.unanswered.length > 0
     const weight = isBehind ? REQUEST_WEIGHT + request.rawHeaders.length : 0
@@ -130,7 +133,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
       if (request.complete) settle()
       else request.once('end', settle)
       // An answer that began before the draining leaves its connection open.
-      if (left && isIdle(request.socket, connection)) setImmediate(() => request.socket.destroy())
+      if (state.haveIdleLeft && isIdle(request.socket, connection)) setImmediate(() => request.socket.destroy())
     })
     if (!isBehind) begin()
   }
@@ -153,7 +156,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
   server.on('connection', (socket: Socket) => {
     const connection = newConnection()
     connections.set(socket, connection)
-    taken++
+    state.taken++
     lingerForRequest(socket, () => connection.last)
     const unread = cutUnread(socket)
     socket.once('close', () => {
@@ -199,40 +202,44 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
   })
   return {
     port: (server.address() as AddressInfo).port,
-    close: (graceMs) =>
-      new Promise((resolve) => {
-        const cut = (isOver: (socket: Duplex, connection: Connection) => boolean) => {
-          for (const [socket, connection] of connections) if (isOver(socket, connection)) socket.destroy()
-        }
-        draining = true
-        server.once('close', () => {
-          clearTimeout(leave)
-          clearInterval(unfinished)
-          clearTimeout(over)
-          resolve()
-        })
-        const closeIdle = () => {
-          left = true
-          cut(isIdle)
-        }
-        let leave: NodeJS.Timeout | undefined
-        const until = performance.now() + Math.min(ARRIVING_MS, graceMs)
-        // To close it resets the connections that wait to be taken, with the requests on them. Each turn takes one, if there is any.
-        const closeOnceTaken = (before: number) => {
-          if (taken !== before && performance.now() < until) return void setImmediate(closeOnceTaken, taken)
-          // Not Node's own for HTTP, which closes idle connections at once.
-          NetServer.prototype.close.call(server)
-          // After a busy while, what has come meanwhile is read first.
-          leave = setTimeout(() => setImmediate(closeIdle), Math.min(LEAVE_MS, graceMs))
-        }
-        setImmediate(closeOnceTaken, -1)
-        const unfinished = setInterval(
-          () => cut((_socket, { last, unanswered }) => unanswered.length === 0 || !last?.complete),
-          Math.min(ARRIVING_MS, graceMs),
-        )
-        const over = setTimeout(() => cut(() => true), graceMs)
-      }),
+    close: (graceMs) => drain(server, connections, state, graceMs),
   }
+}
+
+/** As `close` of a Listening says. */
+function drain(server: NetServer, connections: Connections, state: State, graceMs: number): Promise<void> {
+  return new Promise((resolve) => {
+    const cut = (isOver: (socket: Duplex, connection: Connection) => boolean) => {
+      for (const [socket, connection] of connections) if (isOver(socket, connection)) socket.destroy()
+    }
+    state.isDraining = true
+    server.once('close', () => {
+      clearTimeout(leave)
+      clearInterval(unfinished)
+      clearTimeout(over)
+      resolve()
+    })
+    const closeIdle = () => {
+      state.haveIdleLeft = true
+      cut(isIdle)
+    }
+    let leave: NodeJS.Timeout | undefined
+    const until = performance.now() + Math.min(ARRIVING_MS, graceMs)
+    // To close it resets the connections that wait to be taken, with the requests on them. Each turn takes one, if there is any.
+    const closeOnceTaken = (before: number) => {
+      if (state.taken !== before && performance.now() < until) return void setImmediate(closeOnceTaken, state.taken)
+      // Not Node's own for HTTP, which closes idle connections at once.
+      NetServer.prototype.close.call(server)
+      // After a busy while, what has come meanwhile is read first.
+      leave = setTimeout(() => setImmediate(closeIdle), Math.min(LEAVE_MS, graceMs))
+    }
+    setImmediate(closeOnceTaken, -1)
+    const unfinished = setInterval(
+      () => cut((_socket, { last, unanswered }) => unanswered.length === 0 || !last?.complete),
+      Math.min(ARRIVING_MS, graceMs),
+    )
+    const over = setTimeout(() => cut(() => true), graceMs)
+  })
 }
 
 /** Whether part of an answer is on its way already: a second one would be read as its continuation. */
