@@ -39,23 +39,17 @@ export function startDispatcher(options: {
   fetch: (kind: Kind, how: Fetch) => Promise<boolean>
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void; hasBacklog: () => boolean } {
   const { slots } = options
-  const occupied = { first: 0, retry: 0 }
+  const kinds = { first: newState(), retry: newState() }
+  const { first, retry } = kinds
   /** How many slots each tenant's retries have. */
   const retriesOf = new Map<string, number>()
-  /** Whether the last fetch left some. */
-  const backlog = { first: false, retry: false }
-  /** Whether some may have come since the last fetch. */
-  const announced = { first: true, retry: true }
-  /** How many a fetch may ask for: half as many after one that failed, since its answer may have been too much to arrive in time. */
-  const most = { first: MAX_BATCH, retry: MAX_BATCH }
   /** Ends the wait for more free slots. */
   let goOn = () => {}
   let lastLook = -POLL_MS
   let looks = 0
-  const look = { first: createThoroughness(), retry: createThoroughness() }
 
   function count(kind: Kind, tenantId: string, more: 1 | -1): void {
-    occupied[kind] += more
+    kinds[kind].occupied += more
     if (kind === 'first') return
     const own = (retriesOf.get(tenantId) ?? 0) + more
     if (own === 0) retriesOf.delete(tenantId)
@@ -70,16 +64,17 @@ export function startDispatcher(options: {
       isOccupied = false
       count(kind, tenantId, -1)
       if (isWorthwhile()) goOn()
-      if (announced.first || announced.retry || backlog.first || backlog.retry) loop.wake()
+      if (isExpected(first) || isExpected(retry)) loop.wake()
     }
   }
 
   async function fetch(kind: Kind, room: number): Promise<void> {
-    const max = Math.min(Math.floor(room), most[kind])
+    const own = kinds[kind]
+    const max = Math.min(Math.floor(room), own.most)
     if (max <= 0) return
-    announced[kind] = false
+    own.isAnnounced = false
     const crowding = kind === 'retry' ? [...retriesOf.keys()].filter((tenantId) => isCrowding(tenantId, false)) : []
-    const asked = look[kind]((thorough) =>
+    const asked = own.look((thorough) =>
       options.fetch(kind, {
         max,
         thorough,
@@ -88,17 +83,17 @@ export function startDispatcher(options: {
         isCrowding: (tenantId, preferred) => kind === 'retry' && isCrowding(tenantId, preferred),
       }),
     )
-    backlog[kind] = await asked.catch((error: unknown) => {
-      most[kind] = Math.ceil(max / 2)
+    own.hasBacklog = await asked.catch((error: unknown) => {
+      own.most = Math.ceil(max / 2)
       throw error
     })
-    most[kind] = Math.min(2 * most[kind], MAX_BATCH)
+    own.most = Math.min(2 * own.most, MAX_BATCH)
   }
 
   /** Whether so many slots are free, and of use, that waiting for more would gain little. */
   function isWorthwhile(): boolean {
     const many = Math.min(MAX_BATCH, slots / 2)
-    return free() >= many && (!backlog.first || options.worthClaiming() >= many)
+    return free() >= many && (!first.hasBacklog || options.worthClaiming() >= many)
   }
 
   const forMoreSlots = () =>
@@ -107,44 +102,59 @@ export function startDispatcher(options: {
       setTimeout(resolve, PAUSE_MS)
     })
 
-  const free = () => slots - occupied.first - occupied.retry
-  const mostRetries = () => Math.floor(Math.max(1, slots / (backlog.first ? 4 : 2)))
-  const freeForRetries = () => Math.min(free(), mostRetries() - occupied.retry)
+  const free = () => slots - first.occupied - retry.occupied
+  const mostRetries = () => Math.floor(Math.max(1, slots / (first.hasBacklog ? 4 : 2)))
+  const freeForRetries = () => Math.min(free(), mostRetries() - retry.occupied)
 
   const partOf = (some: number) => Math.max(1, Math.floor(PART * some))
 
   function isCrowding(tenantId: string, preferred: boolean): boolean {
     const own = retriesOf.get(tenantId) ?? 0
-    const share = partOf(mostRetries() - (occupied.retry - own))
+    const share = partOf(mostRetries() - (retry.occupied - own))
     return own >= (preferred ? share : partOf(share))
   }
 
   async function run(): Promise<boolean> {
     if (free() <= 0) return false
-    if (!isWorthwhile() && (backlog.first || backlog.retry)) await forMoreSlots()
+    if (!isWorthwhile() && (first.hasBacklog || retry.hasBacklog)) await forMoreSlots()
     const mustLook = performance.now() - lastLook >= POLL_MS
     if (mustLook) {
       lastLook = performance.now()
       looks++
     }
-    if (announced.first || backlog.first || mustLook) {
-      const share = backlog.retry ? Math.floor(slots / 8) - occupied.retry : 0
+    if (isExpected(first) || mustLook) {
+      const share = retry.hasBacklog ? Math.floor(slots / 8) - retry.occupied : 0
       // If a single slot is free, the two kinds take turns.
       const forLook = mustLook && (free() > 1 || looks % 2 === 0) ? 1 : 0
       await fetch('first', Math.min(free() - Math.max(share, forLook), options.worthClaiming()))
     }
-    if (announced.retry || backlog.retry || mustLook) await fetch('retry', freeForRetries())
-    return (backlog.first && free() > 0) || (backlog.retry && freeForRetries() > 0)
+    if (isExpected(retry) || mustLook) await fetch('retry', freeForRetries())
+    return (first.hasBacklog && free() > 0) || (retry.hasBacklog && freeForRetries() > 0)
   }
 
   const loop = startLoop({ name: 'dispatch', run, idleMs: POLL_MS, log: options.log })
   return {
     ...loop,
-    hasBacklog: () => backlog.first,
+    hasBacklog: () => first.hasBacklog,
     wake(retries = false) {
-      announced.first = true
-      announced.retry ||= retries
+      first.isAnnounced = true
+      retry.isAnnounced ||= retries
       loop.wake()
     },
   }
 }
+
+/** What is known of first attempts, or of retries. */
+const newState = () => ({
+  /** How many slots they have. */
+  occupied: 0,
+  /** Whether the last fetch left some. */
+  hasBacklog: false,
+  /** Whether some may have come since the last fetch. */
+  isAnnounced: true,
+  /** How many a fetch may ask for: half as many after one that failed, since its answer may have been too much to arrive in time. */
+  most: MAX_BATCH,
+  look: createThoroughness(),
+})
+
+const isExpected = ({ hasBacklog, isAnnounced }: ReturnType<typeof newState>) => hasBacklog || isAnnounced
