@@ -84,12 +84,10 @@ async function mendJobs(pool: Pool): Promise<number> {
     const mended = await sql<{ tenant_id: string; delivery_id: string; due: string; count: number }[]>`
     with late as materialized (
       select id, data ->> 'tenant_id' as tenant_id, data -> 'ids' as bundled, state,
-        case state
-          when 'created' then now()
-          when 'retry' then case
-            when coalesce(started_on, heartbeat_on) > now() + interval '5 seconds'
-            then greatest(now(), start_after - (coalesce(started_on, heartbeat_on) - now())) else now() end
-          else start_after end as due
+        case when state = 'active' then start_after
+          when coalesce(started_on, heartbeat_on) > now() + interval '5 seconds'
+            then greatest(now(), start_after - (coalesce(started_on, heartbeat_on) - now()))
+          else now() end as due
       from pgboss.job where name = ${DELIVERIES} and (
         state = 'created' and start_after > now() + interval '5 seconds'
         or state = 'retry' and (coalesce(started_on, heartbeat_on) > now() + interval '5 seconds'

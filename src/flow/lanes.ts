@@ -200,7 +200,7 @@ export function createLanes({
       claim.underWay = null
       stuck.take(lane, -1)
       // Not before: while it counted as stuck, it could keep its own slot from the others.
-      if (turns.of(lane.tenantId)) stuck.count(now)
+      if (turns.has(lane.tenantId)) stuck.count(now)
       // Else it is free for every tenant's, and the queue tells whose is next.
       if (lane.waiting.length === 0) return undefined
       const next = startFirst(turns.first(lane.tenantId, now, roomFor(now)) ?? lane, now)

@@ -46,8 +46,8 @@ export function createSlotTurns(slots: number) {
     /** How many more of the tenant's may wait here if at most `most` do. */
     roomIn,
 
-    /** Those of a tenant that wait. */
-    of: (tenantId: string): Line<Lane> | undefined => lines.get(tenantId),
+    /** Whether any of a tenant's waits. */
+    has: (tenantId: string): boolean => lines.has(tenantId),
 
     first,
 

@@ -64,11 +64,11 @@ type Row = StateRow & {
   attempts: number
   successes: number
   mean_duration_ms: number | null
-  recent_status_codes: (number | null)[] | null
+  recent_status_codes: (number | null)[]
   last_success_at: Date | null
   last_failure_at: Date | null
-  live: number
-  dead_lettered: number
+  pending_count: number
+  dead_letter_count: number
 }
 
 /** How an endpoint has been doing lately, read from its counters. */
@@ -77,8 +77,9 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
     const endpointId = recordId(params.endpoint_id, 'endpoint_not_found')
     return await reads(c, tenantId, async (sql) => {
       const [row] = await sql<Row[]>`
-        select endpoints.endpoint_id, is_active, ${stateColumns}, w.attempts, w.successes, w.mean_duration_ms, s.recent_status_codes, s.last_success_at, s.last_failure_at,
-          coalesce(s.pending + s.retrying, 0)::float8 as live, coalesce(s.dead_lettered, 0)::float8 as dead_lettered
+        select endpoints.endpoint_id, is_active, ${stateColumns}, w.attempts, w.successes, w.mean_duration_ms,
+          coalesce(s.recent_status_codes, '{}') as recent_status_codes, s.last_success_at, s.last_failure_at,
+          coalesce(s.pending + s.retrying, 0)::float8 as pending_count, coalesce(s.dead_lettered, 0)::float8 as dead_letter_count
         from waybill.endpoints
         left join waybill.endpoint_stats s using (tenant_id, endpoint_id)
         cross join lateral (
@@ -90,21 +91,15 @@ export function mountEndpointHealth(mount: Mount, { reads }: { reads: Reads }): 
             and c.hour > date_trunc('hour', now(), 'utc') - ${WINDOW_HOURS} * interval '1 hour') w
         where endpoints.tenant_id = ${tenantId} and endpoints.endpoint_id = ${endpointId}`
       if (row === undefined) throw new AppError('endpoint_not_found')
-      const successRate = row.attempts === 0 ? null : row.successes / row.attempts
+      const { successes, is_active, inactive_reason, inactive_since, stats, ...counted } = row
+      const { attempts } = counted
       return {
         ok: true,
-        endpoint_id: row.endpoint_id,
         window_hours: WINDOW_HOURS,
-        attempts: row.attempts,
-        success_rate: successRate,
-        failure_rate: successRate === null ? null : (row.attempts - row.successes) / row.attempts,
-        mean_duration_ms: row.mean_duration_ms,
-        recent_status_codes: row.recent_status_codes ?? [],
-        last_success_at: row.last_success_at,
-        last_failure_at: row.last_failure_at,
-        pending_count: row.live,
-        ...renderState(row),
-        dead_letter_count: row.dead_lettered,
+        success_rate: attempts === 0 ? null : successes / attempts,
+        failure_rate: attempts === 0 ? null : (attempts - successes) / attempts,
+        ...counted,
+        ...renderState({ is_active, inactive_reason, inactive_since, stats }),
       }
     })
   })
