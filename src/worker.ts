@@ -115,12 +115,13 @@ export async function startWorker(deps: {
         const isTooMuch = claim.withinQuota === null || isCrowding(claim.tenantId, isPreferred(claim))
         const verdict = isTooMuch ? 'crowding' : lanes.admit(claim)
         if (verdict === 'start') attempts.start(claim)
-        if (verdict === 'wait') (kind === 'retry' ? inHand.takeSlot : inHand.wait)(claim)
-        if (verdict === 'line') inHand.lineUp(claim)
-        if (verdict === 'full') full.push(claim)
-        if (verdict === 'crowding') surplus.push(claim)
+        else if (verdict === 'line') inHand.lineUp(claim)
+        else if (verdict === 'full') full.push(claim)
+        else if (verdict === 'crowding') surplus.push(claim)
+        else if (kind === 'retry') inHand.takeSlot(claim)
+        else inHand.wait(claim)
       }
-      const { hold: unsendable, obsolete } = claimed
+      const { unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, occupy)
       const alike = Map.groupBy(surplus, ({ tenantId, withinQuota }) => `${tenantId} ${withinQuota}`)
       for (const claims of alike.values()) {

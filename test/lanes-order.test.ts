@@ -323,8 +323,8 @@ suite('pace and order', { concurrency: 3 }, () => {
     // As if no worker had run for a while.
     await sql`
       update pgboss.job set data = jsonb_set(data, '{slot}', to_jsonb((data ->> 'slot')::float8 - 3000)) where name = 'deliveries'`
-    const { send, hold } = await claim({ kind: 'first', thorough: true, max: 100 })
-    assert.deepEqual([send.length, hold.length], [0, 5])
+    const { send, unsendable } = await claim({ kind: 'first', thorough: true, max: 100 })
+    assert.deepEqual([send.length, unsendable.length], [0, 5])
   })
 
   test('a probe is claimed as a retry, though its delivery was never attempted', async (t) => {
@@ -356,8 +356,8 @@ suite('pace and order', { concurrency: 3 }, () => {
     await sql`
       select waybill.hold_claims(array[${tenant.tenantId}], array[${first[0]!.deliveryId}]::uuid[], array[${endpoint_id}]::uuid[], array[null]::uuid[], array[0], true)`
     assert.equal((await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })).status, 200)
-    const { send, hold } = await claim({ kind: 'first', thorough: true, max: 10 })
-    assert.deepEqual([send.length, hold.length], [0, 1])
+    const { send, unsendable } = await claim({ kind: 'first', thorough: true, max: 10 })
+    assert.deepEqual([send.length, unsendable.length], [0, 1])
   })
 
   test('a dead letter lets its successors go', async (t) => {

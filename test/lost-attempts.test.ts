@@ -69,7 +69,9 @@ test('a delivery that is held between losses of its worker is known for what it 
   const counted: number[] = []
   const claimAny = async () => {
     const first = await claim({ kind: 'first', thorough: true, max: 10 })
-    return first.send.length + first.hold.length > 0 ? first : await claim({ kind: 'retry', thorough: true, max: 10 })
+    return first.send.length + first.unsendable.length > 0
+      ? first
+      : await claim({ kind: 'retry', thorough: true, max: 10 })
   }
   for (let n = 0; n < 4; n++) {
     const { send } = await claimAny()
@@ -79,8 +81,8 @@ test('a delivery that is held between losses of its worker is known for what it 
     counted.push(taken!.crashes)
     // Its endpoint takes nothing for a moment.
     await sql`update waybill.endpoints set is_active = false`
-    const { hold } = await claimAny()
-    await sql`select waybill.hold_claims(${[tenant.tenantId]}::text[], ${[id!]}::uuid[], ${[endpoint_id]}::uuid[], ${[null]}::uuid[], ${[hold[0]!.retryCount]}::int[], false)`
+    const { unsendable } = await claimAny()
+    await sql`select waybill.hold_claims(${[tenant.tenantId]}::text[], ${[id!]}::uuid[], ${[endpoint_id]}::uuid[], ${[null]}::uuid[], ${[unsendable[0]!.retryCount]}::int[], false)`
     await sql`update waybill.endpoints set is_active = true`
     const released =
       await sql`select * from waybill.release_held(${[tenant.tenantId]}::text[], ${[endpoint_id]}::uuid[], ${[0]}::int[], ${[5]}::int[], interval '1 minute')`

@@ -72,8 +72,8 @@ export type ClaimedJob = Pick<
   'tenantId' | 'deliveryId' | 'endpointId' | 'bundle' | 'retryCount' | 'claimedAtMs' | 'touchedAt' | 'hand'
 >
 
-/** `hold`: the endpoint takes nothing now. `obsolete`: the delivery is finished, gone, or has another job. `more`: others are due. */
-type Claimed = { send: Claim[]; hold: ClaimedJob[]; obsolete: ClaimedJob[]; more: boolean }
+/** `unsendable`: the endpoint takes nothing now. `obsolete`: the delivery is finished, gone, or has another job. `more`: others are due. */
+type Claimed = { send: Claim[]; unsendable: ClaimedJob[]; obsolete: ClaimedJob[]; more: boolean }
 
 /**
  * A claim's answer must arrive within the pool's patience however large the payloads are, or every worker would ask for the
@@ -139,7 +139,7 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
 }
 
 function sortOut(rows: Row[], { clockOffsetMs, asked }: { clockOffsetMs: number; asked: number }): Claimed {
-  const claimed: Claimed = { send: [], hold: [], obsolete: [], more: rows[0]?.more ?? false }
+  const claimed: Claimed = { send: [], unsendable: [], obsolete: [], more: rows[0]?.more ?? false }
   const endpoints = new Map<
     string,
     Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'isProbed' | 'standing' | 'claimedAtMs'>
@@ -162,7 +162,7 @@ function sortOut(rows: Row[], { clockOffsetMs, asked }: { clockOffsetMs: number;
       hand: null,
     }
     if (endpoint === undefined || (row.status !== 'pending' && row.status !== 'retrying')) claimed.obsolete.push(ids)
-    else if (!row.sendable) claimed.hold.push(ids)
+    else if (!row.sendable) claimed.unsendable.push(ids)
     else {
       claimed.send.push({
         ...ids,
