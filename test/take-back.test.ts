@@ -417,7 +417,7 @@ test('nobody takes back what the month allowed no attempt while that is being re
     await released
   })
   await locked
-  const attempt = createAttempt(pool, url, boss)
+  const attempt = createAttempt(pool, url, { boss })
   const recorded = Promise.all([attempt(failed, 500), attempt(forbidden, null)])
   await waitFor(() => waitingForLocks(sql))
   const back = await sql`select delivery_id from waybill.take_back('10 seconds', 3, 5, 10, true)`

@@ -89,10 +89,13 @@ begin
   return jobs + endpoints;
 end $$;
 
--- How far apart `coming` deliveries to an endpoint stand, in turns, of which each has about 64 of its tenant's. The endpoints for which
--- deliveries wait, `endpoints` of them, take turns. But what waits, `waiting` in all, counting up to 64 of each endpoint, takes
--- waiting / 64 turns: beyond them, where the few stand that have more than the others, these share the turns, and up to there,
--- many at once stand closer. The endpoint's last one is `lead` turns ahead. What comes when fewer wait stands closer for good.
+-- How far apart the `coming` deliveries to an endpoint stand, in turns; the last one before them is `lead` turns ahead. A tenant gets
+-- about 64 in a turn, so that where some wait for N `endpoints`, each gets one every N / 64 turns. But
+-- - not beyond the turns that all that waits takes, `waiting` / 64 (counting up to 64 of each endpoint): those that would stand there
+--   share what is left up to there instead, (waiting / 64 - lead) / coming;
+-- - nor closer than waiting / 64 / 64, since only the few endpoints that have more than the others stand beyond there, nor than 1 / 64,
+--   as for an endpoint alone.
+-- What came when fewer waited keeps its closer places.
 create or replace function waybill.turn_step(endpoints bigint, waiting numeric, coming numeric, lead float8) returns float8
 language sql immutable parallel safe as $$
   select greatest(1, waiting::float8 / 64, least(endpoints, (waiting::float8 - 64 * lead) / greatest(1, coming)::float8)) / 64

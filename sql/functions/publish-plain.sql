@@ -168,10 +168,5 @@ begin
   return next;
 end $$;
 
--- What versions before 0.1.16 call for a lone event; they may run beside this one.
-create or replace function waybill.publish_one(tenant text, type text, body text, key text, defaults jsonb)
-returns table (event_id uuid, delivery_ids uuid[], rate_limit int, rate_count int, window_start timestamptz, window_left int)
-language sql as $$
-  select event_ids[1], delivery_ids, rate_limit, rate_count, window_start, window_left
-  from waybill.publish_plain(tenant, array[type], array[body], array[key], defaults)
-$$;
+-- What versions before 0.1.16 called.
+drop function if exists waybill.publish_one(text, text, text, text, jsonb);

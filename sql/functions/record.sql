@@ -96,7 +96,7 @@ begin
     returning *
   )
   select m.tenant_id, m.endpoint_id, m.settled, s.held::float8, s.failure_streak,
-    coalesce(extract(epoch from now() - s.failing_since), 0)::float8, s.breaker, s.ramp, s.failed_probes, s.probing
+    coalesce(extract(epoch from least(now(), s.last_failure_at) - s.failing_since), 0)::float8, s.breaker, s.ramp, s.failed_probes, s.probing
   from moved m join counted_endpoints s using (tenant_id, endpoint_id);
 end $$;
 

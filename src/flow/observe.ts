@@ -9,6 +9,7 @@ export type EndpointStats = {
   endpoint_id: string
   held: number
   failure_streak: number
+  /** From the start of the streak's first attempt to that of the last failed one: after an outage they are recorded much later. */
   failing_seconds: number
   breaker: Breaker['state']
   ramp: number | null
@@ -46,7 +47,7 @@ export async function observeEndpoints(
 /** How these endpoints stand now; their rows stay locked until the transaction ends. */
 export async function lockStats(sql: Db, known: EndpointStats[]): Promise<EndpointStats[]> {
   return await sql<EndpointStats[]>`
-    select tenant_id, endpoint_id, held::float8, failure_streak, coalesce(extract(epoch from now() - failing_since), 0)::float8 as failing_seconds,
+    select tenant_id, endpoint_id, held::float8, failure_streak, coalesce(extract(epoch from least(now(), last_failure_at) - failing_since), 0)::float8 as failing_seconds,
       breaker, ramp, failed_probes, probing
     from waybill.endpoint_stats
     where (tenant_id, endpoint_id) in (select * from unnest(${known.map((row) => row.tenant_id)}::text[], ${known.map((row) => row.endpoint_id)}::uuid[]))
@@ -79,7 +80,9 @@ function moveBreakers(endpoints: EndpointStats[], results: Result[], rules: Endp
         probeFailed: probe !== undefined && probe.outcome !== null && probe.ending !== 'delivered',
         probeUnmade: probe?.outcome === null,
         failureStreak: endpoint.failure_streak,
-        failingSeconds: endpoint.failing_seconds,
+        // To the end of the last: what hangs fails for as long as that takes.
+        failingSeconds:
+          endpoint.failing_seconds + Math.max(0, ...own.map(({ outcome }) => outcome?.durationMs ?? 0)) / 1000,
         held: endpoint.held,
       },
       rules,

@@ -37,6 +37,35 @@ test('an attempt is stored though its endpoint’s breaker cannot be moved; the 
   assert.equal(await breaker(), 'half_open')
 })
 
+for (const [what, burst, opens] of [
+  ['a burst of failures that is recorded a minute late, after an outage', { startedAt: -65_000 }, false],
+  ['a burst of attempts that have hung for a minute', { startedAt: -65_000, durationMs: 65_000 }, true],
+  ['a burst of failures by a clock that has since been set back', { ahead: 86_400_000 }, false],
+] as const)
+  test(`${what} opens ${opens ? 'a' : 'no'} breaker`, async (t) => {
+    const { url, sql, openPool } = await createDatabase(t)
+    const endpoint = await insertEndpoint(sql)
+    await publishMany(sql, 'acme', 12)
+    const pool = openPool({ max: 2 })
+    const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 12 })
+    const [first, ...others] = send as [Claim, ...Claim[]]
+    const rules = { failures: 10, seconds: 60, probeSeconds: 1, probeMaxSeconds: 1, cap: 5, disableAfterSeconds: 0 }
+    const attempt = createAttempt(pool, url, { rules })
+    const { startedAt = 0, durationMs = 1, ahead = 0 } = burst as { [name: string]: number }
+    const fail = (claim: Claim) =>
+      attempt({ ...claim, clockOffsetMs: claim.clockOffsetMs + ahead }, 503, {
+        startedAt: performance.now() + startedAt,
+        durationMs,
+      })
+    // The streak begins by the clock as it is.
+    await attempt(first, 503, { startedAt: performance.now() + startedAt, durationMs })
+    await Promise.all(others.slice(1).map(fail))
+    assert.equal((await standingOf(sql, endpoint)).breaker, opens ? 'open' : 'closed')
+    if (opens || ahead > 0) return
+    await attempt(others[0] as Claim, 503)
+    assert.equal((await standingOf(sql, endpoint)).breaker, 'open', 'it goes on failing')
+  })
+
 test('a success does not move a breaker that somebody else moves at the same time', async (t) => {
   const { url, sql, newSession, pool, claims, breaker } = await startOpen(t)
   const moving = newSession()

@@ -1,11 +1,20 @@
 import type { Pool } from '../../src/db/open.ts'
+import type { Outcome } from '../../src/egress/send.ts'
 import type { Claim } from '../../src/flow/claim.ts'
+import type { EndpointRules } from '../../src/flow/observe.ts'
 import { createRecord, type Recorded } from '../../src/flow/record.ts'
 import { createLog } from '../../src/log.ts'
 import { createBoss } from '../../src/queue.ts'
 
 const log = createLog('warn')
-const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSeconds: 1, disableAfterSeconds: 0 }
+const PATIENT: EndpointRules = {
+  cap: 5,
+  failures: 100,
+  seconds: 100,
+  probeSeconds: 1,
+  probeMaxSeconds: 1,
+  disableAfterSeconds: 0,
+}
 
 /**
  * Records attempts as a worker does, as if they had been answered with the given status, or with null as if the month had not allowed
@@ -14,10 +23,10 @@ const rules = { cap: 5, failures: 100, seconds: 100, probeSeconds: 1, probeMaxSe
 export function createAttempt(
   pool: Pool,
   databaseUrl: string,
-  boss = createBoss(databaseUrl, log),
-): (claim: Claim, statusCode: number | null) => Promise<Recorded> {
+  { boss = createBoss(databaseUrl, log), rules = PATIENT } = {},
+): (claim: Claim, statusCode: number | null, more?: Partial<Outcome>) => Promise<Recorded> {
   const record = createRecord({ pool, boss, log, rules })
-  return (claim, statusCode) => {
+  return (claim, statusCode, more) => {
     if (statusCode === null) return record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
     return record({
       claim,
@@ -30,6 +39,7 @@ export function createAttempt(
         responseBody: '',
         responseTruncated: false,
         retryAfter: null,
+        ...more,
       },
       verdict: statusCode === 200 ? { kind: 'delivered' } : { kind: 'failed', notBeforeSeconds: 0 },
     })
