@@ -31,11 +31,11 @@ export type OpenTcp = (target: Target, signal: AbortSignal) => Promise<Socket>
  * moment later gains nothing. `timeoutMs` is the whole attempt's.
  */
 export function openDirectly(resolver: NameResolver, allow: readonly AddressRange[], timeoutMs: number): OpenTcp {
-  const judge = (addresses: string[]) =>
-    addresses.length === 0 || addresses.some((address) => isBlockedAddress(address, allow))
-      ? null
-      : // The two families alternately: this host may have a way to one of them only.
-        inTurn(addresses, isIP).slice(0, MAX_ADDRESSES_TRIED)
+  const judge = (addresses: string[]) => {
+    if (addresses.length === 0 || addresses.some((address) => isBlockedAddress(address, allow))) return null
+    // The two families alternately: this host may have a way to one of them only.
+    return inTurn(addresses, isIP).slice(0, MAX_ADDRESSES_TRIED)
+  }
   /** By answer, as many attempts may share one: to judge a thousand addresses takes 4 ms. */
   const judged = new WeakMap<string[], string[] | null>()
   return async ({ hostname, port }, signal) => {
