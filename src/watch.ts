@@ -2,7 +2,8 @@ import { Line } from './line.ts'
 
 /**
  * Returns a function that calls `look` every `everyMs` or so, until what it returns is called. All share one timer: one for each step
- * of a request would cost as much as routing it.
+ * of a request would cost as much as routing it. They look in a turn's end: where the process stood still, what came meanwhile is read
+ * first.
  */
 export function createWatch(everyMs: number): (look: () => void) => () => void {
   const looks = new Line<() => void>()
@@ -15,7 +16,7 @@ export function createWatch(everyMs: number): (look: () => void) => () => void {
   }
   return (look) => {
     const place = looks.join(look)
-    timer ??= setInterval(lookAtAll, everyMs)
+    timer ??= setInterval(() => setImmediate(lookAtAll), everyMs)
     return () => looks.leave(place)
   }
 }

@@ -82,8 +82,14 @@ export function createPool(
 
   const answer = (client: Client, question: Question) =>
     new Promise<Answer>((resolve, reject) => {
-      const late = patienceMs && setTimeout(() => giveUp(client), patienceMs + GRACE_MS)
+      let isAnswered = false
+      const giveUpUnlessAnswered = () => {
+        if (!isAnswered) giveUp(client)
+      }
+      // In the turn's end: where the process stood still, an answer that came meanwhile is read first.
+      const late = patienceMs && setTimeout(() => setImmediate(giveUpUnlessAnswered), patienceMs + GRACE_MS)
       void client.query(question, (error: Error | undefined, answer: Answer) => {
+        isAnswered = true
         clearTimeout(late)
         if (error) reject(error)
         else resolve(answer)

@@ -270,6 +270,21 @@ test('a pool that ends refuses who waits, and ends what is still being opened', 
   await ending
 })
 
+test('an answer that came while the process stood still is read before its connection is given up', async (t) => {
+  const { sql, open } = await start(t, { patienceMs: 300 })
+  const pool = open()
+  const [before] = await pool<{ pid: number }[]>`select pg_backend_pid() as pid`
+  const asked = performance.now()
+  const answer = pool<{ pid: number }[]>`select pg_backend_pid() as pid from pg_sleep(0.1)`
+  await waitFor(
+    async () =>
+      (await sql`select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'`).length >
+      0,
+  )
+  while (performance.now() < asked + 1000);
+  assert.deepEqual(await answer, [before])
+})
+
 test('when one connection leads nowhere, those that nobody uses are not tried', async (t) => {
   const { url, open } = await start(t, { max: 3, patienceMs: 500 })
   const network = await between(t, url, (_client, forward) => forward())
