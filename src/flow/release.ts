@@ -89,33 +89,37 @@ export function startReleaser(deps: {
 
 /**
  * Endpoints whose held deliveries may go out. If there are more than one look can take, tenants take turns, as one may have thousands
- * for which there is no room.
+ * for which there is no room. Nothing is joined but by look-ups: its plan may be made while nothing is held, and kept when thousands
+ * of endpoints are down.
  */
 const findCandidates = (pool: Pool) => pool<Candidate[]>`
-  with held as (
-    select s.tenant_id, s.endpoint_id, waybill.standing(
+  with stats as (
+    -- The latest: when its tenant last had a probe under way. When the tenant's next one is due says little: one with dozens of endpoints
+    -- that hang always has one that has long been due, as what has been failing for long is probed the least often.
+    select tenant_id, endpoint_id, pending, retrying, held, failure_streak, recent_status_codes[1] as last_code, last_success_at,
+      breaker, ramp, next_probe_at,
+      max(case when breaker = 'open' then case when probing is not null and next_probe_at > now() then now() else last_failure_at end end)
+        over (partition by tenant_id) as latest
+    from waybill.endpoint_stats where held > 0
+  ), held as (
+    select s.tenant_id, s.endpoint_id, s.latest, waybill.standing(
         -- One that has answered counts as failing only if it goes on failing: those that hang may fill the slots of that standing.
-        case when s.failure_streak < ${FAILS_ON} and s.recent_status_codes[1] is not null then 0 else s.failure_streak end,
-        s.last_success_at) as standing,
+        case when s.failure_streak < ${FAILS_ON} and s.last_code is not null then 0 else s.failure_streak end, s.last_success_at) as standing,
       least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end,
         ceil(e.max_per_second / 2.0))::float8 as wanted, s.retrying > ${FEW_RETRIES} as many_retries,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null or s.retrying > 0 as comes_at_once, s.breaker = 'open' as is_probe,
       case when s.breaker = 'open' then s.next_probe_at end as due
-    from waybill.endpoint_stats s join waybill.endpoints e using (tenant_id, endpoint_id)
-    where s.held > 0 and e.is_active and (s.breaker <> 'open' or s.next_probe_at <= now())
+    from stats s cross join lateral (
+      select * from waybill.endpoints e where e.tenant_id = s.tenant_id and e.endpoint_id = s.endpoint_id and is_active offset 0
+    ) e
+    where (s.breaker <> 'open' or s.next_probe_at <= now())
       -- One delivery is under way, or waits for its retry.
       and not (e.ordered and s.pending + s.retrying > s.held)
   ), own as (
     -- A tenant's probes in the order in which they are due, the rest by chance.
     select *, row_number() over (partition by tenant_id, is_probe order by due, random()) as nth from held
-  ), probed as (
-    -- When each tenant last had a probe under way. When its next one is due says little: one with dozens of endpoints that hang always
-    -- has one that has long been due, as what has been failing for long is probed the least often.
-    select tenant_id, max(case when probing is not null and next_probe_at > now() then now() else last_failure_at end) as latest
-    from waybill.endpoint_stats where held > 0 and breaker = 'open' group by tenant_id
   ), placed as (
     -- In each round the probes of those that have had none for the longest come first; the rest, with which they take turns, by chance.
-    select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place
-    from own left join probed using (tenant_id)
+    select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place from own
   )
   select tenant_id, endpoint_id, standing, wanted, many_retries, comes_at_once from placed order by nth, place, random() limit ${MAX_LANES}`
