@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
-import { createDatabase, waitingFor } from './support/database.ts'
+import { createDatabase, type TestDatabase, waitingFor } from './support/database.ts'
 import { ADMIN_KEY, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -14,6 +14,19 @@ async function makeDue(url: string, names: string[]): Promise<void> {
   await boss.start()
   for (const name of names) await boss.send(name)
   await boss.stop({ graceful: false })
+}
+
+/** Runs `work` while a run of retention waits for a lock. */
+async function duringRetention({ url, sql }: TestDatabase, work: () => Promise<void>): Promise<void> {
+  await sql.begin(async (locking) => {
+    await locking`lock table waybill.idempotency_keys in access exclusive mode`
+    await makeDue(url, ['retention'])
+    await waitFor(async () => (await waitingFor(sql, 'waybill.idempotency_keys')) > 0, {
+      timeoutMs: 30_000,
+      what: 'retention to be under way',
+    })
+    await work()
+  })
 }
 
 test('scheduled work that fails says so in the log, and is tried again', async (t) => {
@@ -45,15 +58,9 @@ test('scheduled work that fails says so in the log, and is tried again', async (
 })
 
 test('a worker that stops in the middle of scheduled work has nothing to complain of', async (t) => {
-  const { url, sql } = await createDatabase(t)
-  const worker = await startService(t, { databaseUrl: url, mode: 'worker' })
-  await sql.begin(async (locking) => {
-    await locking`lock table waybill.idempotency_keys in access exclusive mode`
-    await makeDue(url, ['retention'])
-    await waitFor(async () => (await waitingFor(sql, 'waybill.idempotency_keys')) > 0, {
-      timeoutMs: 30_000,
-      what: 'retention to be under way',
-    })
+  const database = await createDatabase(t)
+  const worker = await startService(t, { databaseUrl: database.url, mode: 'worker' })
+  await duringRetention(database, async () => {
     assert.deepEqual(await worker.stop(), { code: 0, signal: null })
   })
   assert.deepEqual(
@@ -63,7 +70,8 @@ test('a worker that stops in the middle of scheduled work has nothing to complai
 })
 
 test('retention that takes hours is not begun once more meanwhile, but where its worker is lost', async (t) => {
-  const { url, sql } = await createDatabase(t)
+  const database = await createDatabase(t)
+  const { url, sql } = database
   const boss = createBoss(url, createLog('silent'))
   t.after(() => boss.stop({ graceful: false }))
   await startService(t, { databaseUrl: url, mode: 'worker' })
@@ -72,13 +80,7 @@ test('retention that takes hours is not begun once more meanwhile, but where its
     await boss.supervise('retention')
     return (await sql<{ state: string }[]>`select state from pgboss.job where name = 'retention'`)[0]?.state
   }
-  await sql.begin(async (locking) => {
-    await locking`lock table waybill.idempotency_keys in access exclusive mode`
-    await makeDue(url, ['retention'])
-    await waitFor(async () => (await waitingFor(sql, 'waybill.idempotency_keys')) > 0, {
-      timeoutMs: 30_000,
-      what: 'retention to be under way',
-    })
+  await duringRetention(database, async () => {
     await boss.start()
     await sql`update pgboss.job set started_on = now() - interval '20 hours' where name = 'retention'`
     assert.equal(await superviseAndLook(), 'active')
