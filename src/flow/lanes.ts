@@ -4,7 +4,6 @@ import {
   begin,
   busyIn,
   end,
-  inTime,
   isFresh,
   isIdle,
   keptSlots,
@@ -12,18 +11,16 @@ import {
   newLane,
   paceOf,
   stuckIn,
-  taken,
   takeStaleFrom,
 } from './lane.ts'
 import { inPatience } from './pace.ts'
 import { createRefusals } from './refusals.ts'
+import { createRoom } from './room.ts'
 import { createSlotTurns } from './slot-turns.ts'
 import { createStuckSlots } from './stuck-slots.ts'
 
 /** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
 const ARRIVAL_MS = 500
-/** For each slot, so many of one tenant's may be released in that time to stand in the queue: most of a backlog that is held at first. */
-const COMING = 2
 
 type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
@@ -100,6 +97,7 @@ export function createLanes({
   const stuck = createStuckSlots(slots)
   const turns = createSlotTurns(slots)
   const refusals = createRefusals(stuck, turns)
+  const room = createRoom({ cap, slots, stuck, turns })
   function laneOf({ tenantId, endpointId }: Endpoint): Lane {
     let lane = lanes.get(endpointId)
     if (lane === undefined) {
@@ -108,35 +106,6 @@ export function createLanes({
     }
     return lane
   }
-
-  /** The standing as which an endpoint contends for slots: usually all are equal. */
-  function contendsAs(lane: Lane, now: number): Standing {
-    stuck.count(now)
-    return stuck.isStrained(now) ? lane.standing : 'good'
-  }
-
-  /** A quarter of the slots that are not stuck in other lanes. */
-  const share = (lane: Lane, now: number) =>
-    Math.max(1, Math.floor(Math.min(slots, stuck.free(contendsAs(lane, now)) + stuckIn(lane, now)) / 4))
-
-  /** How many may be under way at once. */
-  const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
-
-  /** How many deliveries this process can start at once, or finish in half a second; any number, if none would wait for long. */
-  const roomOf = (lane: Lane, now: number) => Math.max(limitOf(lane, now), paceOf(lane, now), inTime(lane, now, slots))
-
-  const isRoomy = (lane: Lane, now: number) => busyIn(lane, now) <= roomOf(lane, now) / 2
-
-  /**
-   * Whether it may wait for a slot of its tenant's others: no more do than there are such slots, so that none waits for long; or twice
-   * as many for which something is released, as those of which all is held would never have a turn.
-   */
-  const mayLineUp = (lane: Lane, isReleased = false) =>
-    turns.mayJoin(lane, stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1))
-
-  /** For which endpoints of its tenant there is a slot, if they stand like this one. */
-  const roomFor = (now: number) => (lane: Lane) =>
-    stuck.mayTake(lane) <= 0 ? 'none' : stuck.spareOf(lane.tenantId, contendsAs(lane, now)) > 0 ? 'any' : 'quick'
 
   /** Starts the claim of a lane that has waited the longest, if any. */
   function startFirst(lane: Lane, now: number): Claim | undefined {
@@ -164,22 +133,22 @@ export function createLanes({
       if (hasPlace) lane.arriving.slots--
       const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
       const isNew = !hasPlace && !isQuick
-      if (isNew && stuck.spareOf(lane.tenantId, contendsAs(lane, now)) <= 0) return refusals.refuse(claim, lane, now)
+      if (isNew && room.spareOf(lane, now) <= 0) return refusals.refuse(claim, lane, now)
       // A place may have been kept in another process, or for too short a time.
       const isReleased = hasPlace || claim.isProbed
       if (isNew && isReleased && stuck.hasTooMany(lane.standing)) return 'full'
       // Otherwise held deliveries, which are older, would find no place while new ones come. What lines up was held.
-      if (isNew && lane.held && !linesUp(claim) && !isRoomy(lane, now)) return 'full'
-      const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : limitOf(lane, now)))
+      if (isNew && lane.held && !linesUp(claim) && !room.isRoomy(lane, now)) return 'full'
+      const limit = Math.min(cap, claim.atOnce ?? (hasPlace ? cap : room.limitOf(lane, now)))
       if (lane.started.size < limit && (hasPlace || stuck.mayTake(lane) > 0)) {
         begin(lane, claim, { isReleased, now })
         turns.leave(lane)
       } else {
         // Without one under way, the tenant's others make room for it.
         const hasNone = lane.started.size === 0
-        const most = Math.max(inPatience(lane.pace, now), hasNone ? 1 : isFresh(lane, now) ? share(lane, now) : 0)
+        const most = Math.max(inPatience(lane.pace, now), hasNone ? 1 : isFresh(lane, now) ? room.share(lane, now) : 0)
         if (lane.waiting.length >= most || (!hasNone && claim.atOnce === 1)) return 'full'
-        if (hasNone && !mayLineUp(lane)) return refusals.refuse(claim, lane, now)
+        if (hasNone && !room.mayLineUp(lane)) return refusals.refuse(claim, lane, now)
         lane.waiting.push({ claim, since: now })
         if (hasNone) turns.join(lane)
       }
@@ -203,7 +172,7 @@ export function createLanes({
       if (turns.has(lane.tenantId)) stuck.count(now)
       // Else it is free for every tenant's, and the queue tells whose is next.
       if (lane.waiting.length === 0) return undefined
-      const next = startFirst(turns.first(lane.tenantId, now, roomFor(now)) ?? lane, now)
+      const next = startFirst(turns.first(lane.tenantId, now, room.roomFor) ?? lane, now)
       if (lane.waiting.length > 0 && lane.started.size === 0) turns.join(lane)
       return next
     },
@@ -212,7 +181,7 @@ export function createLanes({
       const now = clock()
       stuck.count(now)
       const claims: Claim[] = []
-      const first = () => turns.nextOfAny(now, roomFor(now))
+      const first = () => turns.nextOfAny(now, room.roomFor)
       for (let lane = first(); lane; lane = first()) claims.push(startFirst(lane, now) as Claim)
       return claims
     },
@@ -236,33 +205,20 @@ export function createLanes({
       const lane = laneOf(endpoint)
       const now = clock()
       Object.assign(lane, { standing: endpoint.standing, hasManyRetries: endpoint.hasManyRetries })
-      if (!isRoomy(lane, now)) return 0
-      const before = busyIn(lane, now)
-      const isQuick = before < Math.max(paceOf(lane, now), inTime(lane, now, slots))
-      const room = stuck.mayTake(lane)
-      const haveSlots = room > 0 || before > 0 || !mayLineUp(lane, true)
-      const most = Math.min(roomOf(lane, now) - before, haveSlots ? room : 1)
-      // As long as anything is held, all that is published is held, too, and then released: that takes twice as long. An endpoint that
-      // would be quick enough without must not fall behind for it, and a few at a time would never be all. Without all the slots that
-      // it could use it is not as quick now.
-      const isAtItsPace = room >= limitOf(lane, now) - lane.started.size
-      const mostQuick = isAtItsPace ? Math.max(most, inTime(lane, now, slots) - before) : most
-      // One that has some under way and is slow would otherwise find none on arrival, as new ones leave it half of its places only.
-      const needsSlots = comeAtOnce || lane.standing === 'failing' || (!isQuick && lane.started.size > 0)
-      const mostComing = needsSlots ? Infinity : COMING * slots - stuck.comingFor(lane.tenantId)
-      const spare = Math.min(stuck.spareOf(lane.tenantId, lane.standing), mostComing)
-      const count = Math.min(wanted, isQuick ? mostQuick : Math.min(most, spare))
+      if (!room.isRoomy(lane, now)) return 0
+      const { most, mostKept, as } = room.releasable(lane, { comeAtOnce, now })
+      const count = Math.min(wanted, most)
       if (count <= 0) return 0
-      const kept = needsSlots && haveSlots ? Math.max(0, Math.min(count, room, cap - taken(lane, now))) : 0
+      const kept = Math.min(count, mostKept)
       lane.arriving = {
         count: arriving(lane, now) + count,
         slots: keptSlots(lane, now) + kept,
         until: now + ARRIVAL_MS,
       }
       stuck.noteBusy(lane)
-      if (!haveSlots) turns.join(lane)
-      else if (!isQuick && needsSlots) stuck.add(lane, count, { isReleased: true, now })
-      else if (!isQuick) stuck.expect(lane.tenantId, count)
+      if (as === 'line') turns.join(lane)
+      else if (as === 'slots') stuck.add(lane, count, { isReleased: true, now })
+      else if (as === 'queue') stuck.expect(lane.tenantId, count)
       stuck.take(lane, kept)
       return count
     },
@@ -270,7 +226,7 @@ export function createLanes({
       const lane = laneOf(endpoint)
       lane.arriving.count = Math.max(0, lane.arriving.count - count)
     },
-    isRoomy: (endpoint) => isRoomy(laneOf(endpoint), clock()),
+    isRoomy: (endpoint) => room.isRoomy(laneOf(endpoint), clock()),
     pace: (endpoint) => paceOf(laneOf(endpoint), clock()),
     busy(endpointId) {
       const lane = lanes.get(endpointId)

@@ -22,11 +22,11 @@ export function createSlotTurns(slots: number) {
    * The first of a tenant's that has something waiting and may have a slot. Hundreds may be here, so `roomFor` is asked about one of
    * each standing.
    */
-  function first(tenantId: string, now: number, roomFor: (lane: Lane) => Room): Lane | undefined {
+  function first(tenantId: string, now: number, roomFor: (lane: Lane, now: number) => Room): Lane | undefined {
     const room: { [standing in Standing]?: Room } = {}
     for (const lane of lines.get(tenantId) ?? []) {
       if (lane.waiting.length === 0) continue
-      room[lane.standing] ??= roomFor(lane)
+      room[lane.standing] ??= roomFor(lane, now)
       const own = room[lane.standing]
       if (own === 'any' || (own === 'quick' && paceOf(lane, now) > 0)) return lane
     }
@@ -52,7 +52,7 @@ export function createSlotTurns(slots: number) {
     first,
 
     /** The same of any tenant, which comes last from then on: one would have all that others leave. */
-    nextOfAny(now: number, roomFor: (lane: Lane) => Room): Lane | undefined {
+    nextOfAny(now: number, roomFor: (lane: Lane, now: number) => Room): Lane | undefined {
       for (const [tenantId, line] of lines) {
         const lane = first(tenantId, now, roomFor)
         if (lane === undefined) continue
