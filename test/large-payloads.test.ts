@@ -15,10 +15,10 @@ const AT_ONCE = 4
 const PATIENT = { ATTEMPT_TIMEOUT_SECONDS: '30' }
 
 /** A tenant with an endpoint, and `count` large payloads that wait for a worker. */
-async function publishLarge(t: TestContext, count: number, bytes = LARGE) {
+async function publishLarge(t: TestContext, count: number, bytes = LARGE, subscribed_events = ['*']) {
   const receiver = await startReceiver(t)
   const { databaseUrl, sql, service: api, tenant } = await startTenant(t, { mode: 'api' })
-  const { signing_secret } = await tenant.createEndpoint(receiver.url('/large'))
+  const { signing_secret } = await tenant.createEndpoint(receiver.url('/large'), { subscribed_events })
   // Compressing them takes longer than all the rest.
   await sql`alter table waybill.events alter payload set storage external`
   for (let n = 0; n < count; n++) await publishPadded(sql, tenant, n, bytes)
@@ -26,8 +26,8 @@ async function publishLarge(t: TestContext, count: number, bytes = LARGE) {
 }
 
 /** Accepts an event as its publishing would; its payload is made in the database. */
-const publishPadded = (sql: Pool, { tenantId }: Tenant, n: number, bytes: number) => sql`
-  select from waybill.publish(array[${tenantId}]::text[], array['large'], array['{"n":' || ${n}::int || ',"x":"' || repeat('x', ${bytes}) || '"}'],
+const publishPadded = (sql: Pool, { tenantId }: Tenant, n: number, bytes: number, type = 'large') => sql`
+  select from waybill.publish(array[${tenantId}]::text[], array[${type}]::text[], array['{"n":' || ${n}::int || ',"x":"' || repeat('x', ${bytes}) || '"}'],
     array[null]::text[], ${JSON.stringify(NO_LIMITS)})`
 
 /** Fails unless it arrived as it was published, and is signed; answers with its number. */
@@ -115,6 +115,52 @@ suite('large payloads', { concurrency: 3 }, () => {
     await waitFor(async () => (await waiting()).length === 2, { what: 'the others to be held' })
     assert.equal(receiver.at('/large').length, AT_ONCE)
   })
+
+  test('that wait for room go out one by one to an endpoint that is ordered by then', async (t) => {
+    const count = AT_ONCE + 2
+    const { databaseUrl, sql, receiver, tenant } = await publishLarge(t, count)
+    const [first, then] = [gate(), gate()]
+    receiver.script('/large', first.reply)
+    await startService(t, { databaseUrl, mode: 'worker', env: PATIENT })
+    await receiver.until(AT_ONCE)
+    await waitFor(async () => (await jobs(sql, 'active')).length === count, { what: 'the others to be claimed' })
+    const [endpoint] = (await tenant.call('GET', '/v1/endpoints')).body.data
+    await tenant.call('PATCH', `/v1/endpoints/${endpoint.endpoint_id}`, { body: { ordered: true } })
+    receiver.script('/large', then.reply)
+    first.open()
+    await receiver.until(AT_ONCE + 1)
+    await waitFor(async () => (await jobs(sql, 'active')).length === 1, { what: 'the last one to wait for that' })
+    assert.equal(receiver.at('/large').length, AT_ONCE + 1)
+    then.open()
+    await finished(sql)
+    assert.equal(receiver.at('/large').length, count)
+  })
+
+  for (const [what, before, then] of [
+    ['keep to a pace that their endpoint has by then', {}, { max_per_second: 4 }],
+    ['and miss their time slots get others', { max_per_second: 4 }, { description: 'the same' }],
+  ] as const)
+    test(`that wait for room ${what}`, async (t) => {
+      const { databaseUrl, sql, receiver, tenant } = await publishLarge(t, AT_ONCE, LARGE, ['large'])
+      const held = gate()
+      receiver.script('/large', held.reply)
+      await startService(t, { databaseUrl, mode: 'worker', env: PATIENT })
+      await receiver.until(AT_ONCE)
+      const paced = await tenant.createEndpoint(receiver.url('/paced'), { subscribed_events: ['paced'], ...before })
+      for (let n = 0; n < 6; n++) await publishPadded(sql, tenant, n, LARGE / 4, 'paced')
+      await waitFor(async () => (await jobs(sql, 'active')).length === AT_ONCE + 6, { what: 'them to be claimed' })
+      await tenant.call('PATCH', `/v1/endpoints/${paced.endpoint_id}`, { body: then })
+      const missed = () =>
+        sql`select from waybill.endpoint_stats where endpoint_id = ${paced.endpoint_id} and next_slot < now() - interval '2 seconds'`
+      if ('max_per_second' in before)
+        await waitFor(async () => (await missed()).length === 1, { what: 'their moments to pass' })
+      assert.equal(receiver.at('/paced').length, 0)
+      held.open()
+      await receiver.until(6, { path: '/paced' })
+      const [first, , , fourth] = receiver.at('/paced').map(({ at }) => at)
+      assert.ok(fourth! - first! > 400, `four within ${fourth! - first!} ms`)
+      await finished(sql)
+    })
 
   test('that wait for room are sent to the URL, and signed with the secret, that their endpoint has by then', async (t) => {
     const count = AT_ONCE + 2

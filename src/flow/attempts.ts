@@ -1,16 +1,11 @@
 import { Line } from '../line.ts'
 import type { Log } from '../log.ts'
 import { createTurns, until } from '../pacing.ts'
-import type { Claim } from './claim.ts'
+import { assertNotMissed, type Claim } from './claim.ts'
 import type { createDeliver } from './deliver.ts'
 import type { InHand } from './in-hand.ts'
 import type { Lanes } from './lanes.ts'
 
-/**
- * An attempt that is this late for its time slot, as after the process was stopped, does not use it any more. With the half second
- * for which slots are given ahead that makes two, after which a change of the endpoint applies.
- */
-const MISSED_MS = 1500
 /** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
 const STARTS_A_TURN = 5
 
@@ -49,8 +44,7 @@ export function createAttempts(deps: {
     try {
       if (claim.startAt !== null) {
         await until(claim.startAt, closing)
-        // All that missed theirs would go out at once, beside those whose turn it is now. And the endpoint may have changed.
-        if (performance.now() > claim.startAt + MISSED_MS) return void (await inHand.holdMissed(claim))
+        assertNotMissed(claim)
       }
       // An endpoint that has finished nothing lately may hang, and has no open connection.
       if (lanes.pace(claim) === 0) await turn()

@@ -5,7 +5,7 @@ import type { Log } from '../log.ts'
 import { until } from '../pacing.ts'
 import { MissingKey } from '../secrets.ts'
 import { createBatcher } from './batch.ts'
-import type { Claim, ClaimedJob, Hand } from './claim.ts'
+import { type Claim, type ClaimedJob, type Hand, Outdated } from './claim.ts'
 import { fromClaims, unclaim } from './give-back.ts'
 import { insist } from './insist.ts'
 import { PayloadLate } from './payload.ts'
@@ -100,7 +100,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   }
 
   /** After the process was stopped, all that wait for their time slots have missed them at once. */
-  const holdMissed = inBatches((claims) => hold(claims, { counted: true }))
+  const holdOne = inBatches((claims) => hold(claims, { counted: true }))
 
   return {
     /** Takes a claim in hand, without a slot: `takeSlot` gives it one. */
@@ -169,24 +169,20 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
      */
     hold,
 
-    /** The same for a single attempt that has missed its time slot. */
-    holdMissed,
-
     /**
-     * Puts off a delivery that this process could not send, for `reason`: it is held, uses no retry, and comes again behind what
-     * is already queued for its endpoint. False, and nothing is done, if `reason` is of another kind.
+     * Puts off a delivery that this process could not send, or that is `Outdated`, for `reason`: it is held, uses no retry, and comes
+     * again behind what is already queued for its endpoint. False, and nothing is done, if `reason` is of another kind.
      */
     async putOff(claim: Claim, reason: unknown): Promise<boolean> {
       // Another process may have the key, or a free file descriptor. The slot is kept for a moment, or the delivery would be
       // claimed and put off all the time.
       const isNotHere = reason instanceof MissingKey || reason instanceof LocalFault
-      if (!isNotHere && !(reason instanceof PayloadLate)) return false
+      const isUsual = reason instanceof Outdated
+      if (!isNotHere && !isUsual && !(reason instanceof PayloadLate)) return false
       if (isNotHere) await until(performance.now() + NOT_HERE_MS, closing).catch(() => {})
       const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
-      tellPutOff(ids, reason)
-      await hold([claim], { counted: true }).catch((error: unknown) =>
-        log.error({ ...ids, err: error }, 'worker.put_away_failed'),
-      )
+      if (!isUsual) tellPutOff(ids, reason)
+      await holdOne(claim).catch((error: unknown) => log.error({ ...ids, err: error }, 'worker.put_away_failed'))
       return true
     },
   }

@@ -1,7 +1,7 @@
 import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { createRoom } from '../room.ts'
-import { type Claim, secretsOf } from './claim.ts'
+import { assertNotMissed, type Claim, Outdated, secretsOf } from './claim.ts'
 import { insist } from './insist.ts'
 
 /** Room for payloads that are not part of their claims, each from loading until its request is over. */
@@ -12,13 +12,15 @@ const LOADS_AT_ONCE = 4
 const ROOM_PATIENCE_MS = 10_000
 const LOAD_PATIENCE_MS = 5000
 
-/** Nothing was sent: there was no room for the payload in time, the database did not deliver it, or the endpoint is inactive now. */
+/** Nothing was sent: there was no room for the payload in time, or the database did not deliver it. */
 export class PayloadLate extends Error {}
 
 type Row = {
   payload: string
   url: string
   is_active: boolean
+  ordered: boolean
+  paced: boolean
   signing_secret: string
   previous_secret: string | null
 }
@@ -31,8 +33,9 @@ export type WithPayload = <Result>(
 
 /**
  * Payloads that are too large to be part of a claim are loaded separately when there is room for them: first come, first served,
- * and a tenant gets at most half of what the others leave. The endpoint may have changed by then, so its URL and secrets are read
- * with the payload. Throws `PayloadLate` if the payload cannot be had, and the reason of `closing` if that aborts first.
+ * and a tenant gets at most half of what the others leave. The endpoint may have changed by then, so it is read with the payload.
+ * Throws `PayloadLate` if the payload cannot be had, `Outdated` if the endpoint no longer takes it in this way or at this time, and the
+ * reason of `closing` if that aborts first.
  */
 export function createPayloads({ pool, closing, log }: { pool: Pool; closing: AbortSignal; log: Log }): WithPayload {
   const refusal = () => new PayloadLate('no room in time')
@@ -44,7 +47,8 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
     const [row] = await unless(
       closing,
       pool<Row[]>`
-        select e.payload, p.url, p.is_active, encode(p.signing_secret, 'hex') as signing_secret,
+        select e.payload, p.url, p.is_active, p.ordered, p.max_per_second is not null as paced,
+          encode(p.signing_secret, 'hex') as signing_secret,
           case when p.previous_secret_expires_at > now() then encode(p.previous_secret, 'hex') end as previous_secret
         from waybill.events e cross join waybill.endpoints p
         where e.tenant_id = ${claim.tenantId} and e.event_id = ${claim.eventId}
@@ -72,8 +76,11 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
       claim.tenantId,
       claim.payloadBytes,
       async () => {
+        // Not behind the loading, or what takes the database that long would never be sent.
+        assertNotMissed(claim)
         const row = await loadInTurn(claim)
-        if (!row.is_active) throw new PayloadLate('the endpoint is inactive')
+        const isRefused = !row.is_active || (row.ordered && claim.atOnce !== 1) || (row.paced && claim.startAt === null)
+        if (isRefused) throw new Outdated()
         return await work({ ...claim, url: row.url, secrets: secretsOf(row) }, row.payload)
       },
       closing,

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Pool } from '../../src/db/open.ts'
-import { type Claim, type ClaimedJob, createClaim } from '../../src/flow/claim.ts'
+import { type Claim, type ClaimedJob, createClaim, Outdated } from '../../src/flow/claim.ts'
 import { createInHand } from '../../src/flow/in-hand.ts'
 import { createLog } from '../../src/log.ts'
 import { assertBooks } from '../support/deliveries.ts'
@@ -123,13 +123,13 @@ test('attempts that miss their time slots at the same moment are held together',
     }) as Pool,
     sql,
   )
-  const { holdMissed } = createInHand({
+  const { putOff } = createInHand({
     pool,
     slots: 9,
     closing: new AbortController().signal,
     log: createLog('silent'),
   })
-  await Promise.all(send.map(holdMissed))
+  await Promise.all(send.map((claim) => putOff(claim, new Outdated())))
   assert.equal((await sql`select from waybill.deliveries where held`).length, 3)
   assert.equal(asked, 1)
   await assertBooks(sql)
