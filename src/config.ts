@@ -3,6 +3,11 @@ import { z } from 'zod'
 import { readDatabaseUrl } from './db/url.ts'
 import { parseRange } from './egress/address.ts'
 
+/** Of `MAX_PAYLOAD_BYTES`, and of a tenant's own. */
+export const LARGEST_PAYLOAD_BYTES = 16_777_216
+/** Of `MAX_FANOUT_ENDPOINTS`, and of a tenant's own: storing an event for so many takes half a second, for which its batch waits. */
+export const MOST_FANOUT = 10_000
+
 const wholeNumber = (min: number, max: number, fallback: number) =>
   z
     .string()
@@ -131,9 +136,9 @@ const environment = z.object({
   BREAKER_PROBE_SECONDS: wholeNumber(1, 3600, 5),
   BREAKER_PROBE_MAX_SECONDS: wholeNumber(1, 86_400, 300),
   ENDPOINT_DISABLE_DAYS: wholeNumber(0, 3650, 5),
-  MAX_PAYLOAD_BYTES: wholeNumber(2, 16_777_216, 262_144),
+  MAX_PAYLOAD_BYTES: wholeNumber(2, LARGEST_PAYLOAD_BYTES, 262_144),
   MAX_ENDPOINTS: wholeNumber(0, 100_000, 100),
-  MAX_FANOUT_ENDPOINTS: wholeNumber(0, 100_000, 100),
+  MAX_FANOUT_ENDPOINTS: wholeNumber(0, MOST_FANOUT, 100),
   MONTHLY_EVENT_LIMIT: wholeNumber(0, Number.MAX_SAFE_INTEGER, 1_000_000),
   MONTHLY_ATTEMPT_LIMIT: wholeNumber(0, Number.MAX_SAFE_INTEGER, 5_000_000),
   RATE_LIMIT_WINDOW_SECONDS: wholeNumber(1, 86_400, 60),

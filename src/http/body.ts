@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http'
 import type { Context } from 'hono'
+import { LARGEST_PAYLOAD_BYTES } from '../config.ts'
 import { AppError } from '../errors.ts'
 import { MAX_DEPTH, NotJson, outline, TooDeep } from '../json-outline.ts'
 import { createTurns } from '../pacing.ts'
@@ -64,6 +65,19 @@ function outlineOf(text: string): string {
 export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number {
   const declared = Number(c.env.incoming.headers['content-length'] ?? Number.NaN)
   return Math.min(Number.isNaN(declared) ? Infinity : declared, maxPayloadBytes + ENVELOPE_BYTES)
+}
+
+/**
+ * Room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. Two of the
+ * largest fit, as of a thing that is shared a tenant gets at most half; and small bodies, which nearly all are, wait for no other.
+ */
+export function createBodyRoom() {
+  const small = createRequestRoom(8 * 1024 * 1024)
+  const large = createRequestRoom(2 * (LARGEST_PAYLOAD_BYTES + ENVELOPE_BYTES))
+  return {
+    run: <Result>(tenantId: string, bytes: number, work: () => Promise<Result>): Promise<Result> =>
+      (bytes <= ENVELOPE_BYTES ? small : large).run(tenantId, bytes, work),
+  }
 }
 
 /** Node reads two pieces of a body before anybody asks for it. */

@@ -5,7 +5,7 @@ import { AppError } from '../errors.ts'
 import { createRequestRoom } from '../room.ts'
 import type { Answer } from './answer.ts'
 import type { Auth, Tenant } from './auth.ts'
-import { expectedBytes, readJson, unaskedBytes } from './body.ts'
+import { createBodyRoom, expectedBytes, readJson, unaskedBytes } from './body.ts'
 import { startDeadline } from './deadline.ts'
 import type { CountedAction, RateLimit } from './rate-limit.ts'
 
@@ -31,8 +31,7 @@ type Input<R extends RouteConfig> = {
   text: string
 }
 
-/** Room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. */
-const TENANTS_BYTES = 32 * 1024 * 1024
+/** Room for bodies of the operator's requests. */
 const ADMIN_BYTES = 4 * 1024 * 1024
 /** How many changes and replays are made at once: those of one tenant wait for each other's locks, each with a connection. */
 const MAX_CHANGES = 6
@@ -68,7 +67,7 @@ type TenantOptions = {
 export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }) {
   const { app, auth, rateLimit } = deps
   /** One for all tenants together, and one for the operator, so that no tenant can keep the operator out. */
-  const room = createRequestRoom(TENANTS_BYTES)
+  const room = createBodyRoom()
   const adminRoom = createRequestRoom(ADMIN_BYTES)
   const changes = createRequestRoom(MAX_CHANGES, { maxWaitMs: CHANGE_WAIT_MS })
 

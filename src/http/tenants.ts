@@ -1,4 +1,5 @@
 import { createRoute, z } from '@hono/zod-openapi'
+import { LARGEST_PAYLOAD_BYTES, MOST_FANOUT } from '../config.ts'
 import { isDuplicate } from '../db/errors.ts'
 import type { Pool } from '../db/open.ts'
 import { transact } from '../db/retried.ts'
@@ -19,8 +20,10 @@ const allLimits = z.strictObject({
   monthly_events: limit.openapi({ format: 'int64' }),
   monthly_attempts: limit.openapi({ format: 'int64' }),
   max_endpoints: limit.max(100_000, 'must be at most 100000'),
-  max_fanout_endpoints: limit.max(100_000, 'must be at most 100000'),
-  max_payload_bytes: limit.min(2, 'must be at least 2').max(16_777_216, 'must be at most 16777216'),
+  max_fanout_endpoints: limit.max(MOST_FANOUT, `must be at most ${MOST_FANOUT}`),
+  max_payload_bytes: limit
+    .min(2, 'must be at least 2')
+    .max(LARGEST_PAYLOAD_BYTES, `must be at most ${LARGEST_PAYLOAD_BYTES}`),
   events_write_rate: limit
     .max(1_000_000_000, 'must be at most 1000000000')
     .openapi({ description: 'Publishes per rate window; 0: no limit.' }),
