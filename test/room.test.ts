@@ -159,28 +159,34 @@ suite('bodies that do not arrive', { concurrency: 3 }, () => {
 
   test('and were waited for in vain let smaller ones behind them in', async (t) => {
     const service = await startService(t, { databaseUrl, mode: 'api' })
-    // Two of these are more than all of the room.
+    // Two of these, and no third, have room together.
     const limits = { max_payload_bytes: 16 * MiB }
-    const [large, second, small] = [
+    const large = [
       await createTenant(service, { limits }),
       await createTenant(service, { limits }),
-      await createTenant(service),
+      await createTenant(service, { limits }),
     ]
-    void rawRequest(service.port, headOf(large.key, 16 * MiB + 1000), (write) => {
-      // It goes on arriving, so that what ends is the other's waiting.
-      const drip = setInterval(() => write(' '), 200)
-      t.after(() => clearInterval(drip))
-    })
-    await waitFor(async () => (await large.call('POST', '/v1/events', { body: EVENT })).status === 503, {
-      what: 'the first to be let in',
-    })
-    for (const tenant of [second, small]) await tenant.call('GET', '/v1/dlq')
-    const waiting = rawRequest(service.port, headOf(second.key, 16 * MiB + 1000))
+    const [other, small] = [await createTenant(service), await createTenant(service)]
+    for (const { key } of large.slice(0, 2))
+      void rawRequest(service.port, headOf(key, 16 * MiB + 1000), (write) => {
+        // It goes on arriving, so that what ends is the other's waiting.
+        const drip = setInterval(() => write(' '), 200)
+        t.after(() => clearInterval(drip))
+      })
+    const medium = { event_type: 'a.b', payload: { x: 'x'.repeat(100_000) } }
+    for (const { key } of large.slice(0, 2))
+      await waitFor(async () => (await rawRequest(service.port, headOf(key, 100_000)))?.status === 503, {
+        what: 'both to be let in',
+      })
+    for (const { call } of [large[2]!, other, small]) await call('GET', '/v1/dlq')
+    const waiting = rawRequest(service.port, headOf(large[2]!.key, 16 * MiB + 1000))
     await service.call('GET', '/health')
-    const behind = small.call('POST', '/v1/events', { body: EVENT })
+    const behind = other.call('POST', '/v1/events', { body: medium })
     const body = { tenant_id: 'not-behind', tenant_slug: 'not-behind' }
     const operators = service.call('POST', '/v1/admin/tenants', { key: ADMIN_KEY, body })
     assert.equal((await Promise.race([waiting, operators]))?.status, 200, 'the operator has room of its own')
+    const first = Promise.race([waiting, small.call('POST', '/v1/events', { body: EVENT })])
+    assert.equal((await first)?.status, 202, 'small ones have room of their own')
     assert.equal((await waiting)?.status, 503)
     assert.equal((await behind).status, 202)
   })
