@@ -90,13 +90,18 @@ export function createBatcher<Item, Result>(options: {
   }
 
   function takeBatch(): Waiting[] {
-    const line = inTurn(waiting, ({ item }) => owner(item)).slice(0, most)
+    const batch = new Set<Waiting>()
+    /** Those whose next item is too heavy for the rest of the batch. Were it the end of the batch, light ones would wait for heavy ones. */
+    const passedOver = new Set<string>()
     let weight = 0
-    const end = line.findIndex(({ item }) => {
-      weight += weigh(item)
-      return weight > maxWeight
-    })
-    const batch = new Set(end < 0 ? line : line.slice(0, Math.max(1, end)))
+    for (const entry of inTurn(waiting, ({ item }) => owner(item))) {
+      if (batch.size === most || weight > maxWeight) break
+      const own = weigh(entry.item)
+      if (batch.size > 0 && weight + own > maxWeight) passedOver.add(owner(entry.item))
+      if (passedOver.has(owner(entry.item))) continue
+      weight += own
+      batch.add(entry)
+    }
     const served = new Set(Array.from(batch, ({ item }) => owner(item)))
     // Who has a part in this batch comes behind the others in the next: one whose items fill batches would always be the first.
     const rest = waiting.filter((entry) => !batch.has(entry))

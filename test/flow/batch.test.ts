@@ -228,6 +228,22 @@ test('owners take turns between batches, too: who brings items that fill one eac
   assert.deepEqual(batches, [['a1'], ['b1', 'c1'], ['a2'], ['b2'], ['a3']])
 })
 
+test('what is too heavy for the rest of a batch ends its owner’s part in it, and nobody else’s', async () => {
+  const batches: string[][] = []
+  const submit = createBatcher<string, string>({
+    max: 100,
+    maxWeight: 5,
+    weigh: (item) => (item.startsWith('a') ? 4 : 0.1),
+    owner: (item) => item[0] as string,
+    run: async (items) => {
+      batches.push(items)
+      return items
+    },
+  })
+  await Promise.all(['a1', 'a2', 'b1', 'b2', 'b3', 'c1', 'c2'].map(submit))
+  assert.deepEqual(batches, [['a1', 'b1', 'c1', 'b2', 'c2', 'b3'], ['a2']])
+})
+
 test('one item that the database refuses fails alone', async () => {
   await sql`create table numbers (n int primary key check (n <> 13))`
   const submit = createBatcher<number, number>({
