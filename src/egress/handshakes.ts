@@ -19,7 +19,7 @@ const REFUSED_MS = 600_000
  * Watching costs a fifth of a delivery's time as long as the connection lasts. So a receiver none of whose handshakes failed for an
  * hour, and whose last one succeeded, is trusted with some that nobody watches. Should it use all to send what it can, the worker
  * stands still for seven seconds. The next receiver, which may be the same at another port, could do so again: so where one fails during
- * which the process has worked for long, there is but one at a time for the next ten minutes.
+ * which the process has worked for long, all are watched for the next ten minutes.
  */
 const DISTRUST_MS = 3_600_000
 const MAX_UNWATCHED = 16
@@ -52,8 +52,6 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
   const turn = createTurns(1)
   let unwatched = 0
   let suspiciousUntil = Number.NEGATIVE_INFINITY
-
-  const mostUnwatched = () => (performance.now() < suspiciousUntil ? 1 : MAX_UNWATCHED)
 
   const judge = (receiver: string, succeeded: boolean) => {
     if (!succeeded) trusted.set(receiver, false)
@@ -96,19 +94,21 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
     return { stream: inSteps(tcp, { isOver: () => isOver, turn, step }), over }
   }
 
-  return (tcp, receiver) =>
-    trusted.get(receiver) && unwatched < mostUnwatched() ? trust(tcp, receiver) : watch(tcp, receiver)
+  return (tcp, receiver) => {
+    const mayTrust = performance.now() >= suspiciousUntil && unwatched < MAX_UNWATCHED
+    return mayTrust && trusted.get(receiver) ? trust(tcp, receiver) : watch(tcp, receiver)
+  }
 }
 
 /**
  * The connection, of which each chunk that comes in before the handshake is over is handed on by `step` in a `turn` of its own, so
- * that many dear ones at once do not stop everything else. Given the socket itself, TLS would read from it unseen.
+ * that many dear ones at once do not stop everything else. No more is read until then: hundreds of receivers that drip would fill
+ * the line of turns, which is everybody's. Given the socket itself, TLS would read from it unseen.
  */
 function inSteps(
   tcp: Socket,
   handshake: { isOver: () => boolean; turn: () => Promise<void>; step: (work: () => void) => void },
 ): Duplex {
-  let queued = 0
   let last = Promise.resolve()
   const stream = new Duplex({
     read: () => void tcp.resume(),
@@ -121,11 +121,10 @@ function inSteps(
   })
   const handOn = (chunk: Buffer) => void (stream.push(chunk) || tcp.pause())
   tcp.on('data', (chunk) => {
-    if (queued === 0 && handshake.isOver()) return handOn(chunk)
-    if (!handshake.isOver() && tcp.bytesRead > HANDSHAKE_BYTES) return void tcp.destroy(new ConnectError(TOO_LARGE))
-    queued++
+    if (handshake.isOver()) return handOn(chunk)
+    if (tcp.bytesRead > HANDSHAKE_BYTES) return void tcp.destroy(new ConnectError(TOO_LARGE))
+    tcp.pause()
     last = handshake.turn().then(() => {
-      queued--
       if (handshake.isOver()) handOn(chunk)
       else handshake.step(() => handOn(chunk))
     })
