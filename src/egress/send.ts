@@ -24,6 +24,8 @@ const NOT_CONNECTED: Failure = {
 }
 /** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
 const MAX_ANNOUNCEMENTS = 32
+/** How many headers these and the response may have together, for the same reason: each takes a microsecond or two. */
+const MAX_HEADERS = 256
 
 /** What became of one POST. Delivered if, and only if, `error` is null. */
 export interface Outcome {
@@ -161,6 +163,7 @@ export function createSender({
         let reused = false
         let answered = false
         let announcements = 0
+        let headers = 0
         const isEarly = () => reused && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS
         connection = using
         writtenMs = null
@@ -174,12 +177,17 @@ export function createSender({
             answered = true
           },
           onResponseStart(controller, status, responseHeaders) {
-            if (status < 200) {
-              if (++announcements <= MAX_ANNOUNCEMENTS || !end()) return
+            // Names and values in turn.
+            headers += (controller.rawHeaders as Buffer[]).length / 2
+            if (status < 200) announcements++
+            const isLarge = headers > MAX_HEADERS
+            if (isLarge || announcements > MAX_ANNOUNCEMENTS) {
+              if (!end()) return
               using.cancel()
-              settle(false, failure('protocol_error'))
+              settle(false, failure(isLarge ? 'response_too_large' : 'protocol_error'))
               return
             }
+            if (status < 200) return
             // Some say this, and that they close it, to a connection that is idle for too long, and it crosses with the request
             // (RFC 9110, 15.5.9).
             const isClosing = () => /close/i.test(String(responseHeaders.connection))

@@ -268,6 +268,15 @@ test('1xx answers without an end are cut off long before the deadline', async (t
   assertFailed(await startSender(t).post(receiver.url), 'protocol_error')
 })
 
+for (const [what, answer] of [
+  ['of 1xx answers', `HTTP/1.1 102 Processing\r\n${'a:\r\n'.repeat(60)}\r\n`.repeat(5)],
+  ['of one answer', `HTTP/1.1 200 OK\r\n${'a:\r\n'.repeat(300)}content-length: 0\r\n\r\n`],
+] as const)
+  test(`headers ${what} without number are cut off long before the deadline`, async (t) => {
+    const receiver = await startRaw(t, answer)
+    assertFailed(await startSender(t).post(receiver.url), 'response_too_large')
+  })
+
 test('a body that stalls right after a 2xx is a success that was cut off', async (t) => {
   const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n')
   const outcome = await startSender(t).post(receiver.url)
