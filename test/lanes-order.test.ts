@@ -101,7 +101,7 @@ suite('pace and order', { concurrency: 3 }, () => {
     worker.signal('SIGSTOP')
     const path = `/v1/endpoints/${endpoint_id}`
     await tenant.call('PATCH', path, { body: { is_active: false } })
-    const missed = () => sql`select from waybill.endpoint_stats where next_slot < now() - interval '2 seconds'`
+    const missed = () => sql`select from waybill.endpoint_stats where next_slot < now() - interval '700 milliseconds'`
     await waitFor(async () => (await missed()).length === 1, { what: 'the moments of all to pass' })
     const sent = receiver.receipts.length
     worker.signal('SIGCONT')

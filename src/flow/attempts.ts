@@ -1,7 +1,7 @@
 import { Line } from '../line.ts'
 import type { Log } from '../log.ts'
 import { createTurns, until } from '../pacing.ts'
-import { assertNotMissed, type Claim } from './claim.ts'
+import { type Claim, hasMissed, Outdated } from './claim.ts'
 import type { createDeliver } from './deliver.ts'
 import type { InHand } from './in-hand.ts'
 import type { Lanes } from './lanes.ts'
@@ -44,7 +44,7 @@ export function createAttempts(deps: {
     try {
       if (claim.startAt !== null) {
         await until(claim.startAt, closing)
-        assertNotMissed(claim)
+        if (hasMissed(claim)) throw new Outdated()
       }
       // An endpoint that has finished nothing lately may hang, and has no open connection.
       if (lanes.pace(claim) === 0) await turn()

@@ -201,18 +201,16 @@ export const isPreferred = (claim: Claim) => claim.standing === 'good' || linesU
 export const isLate = ({ touchedAt }: ClaimedJob) => performance.now() - touchedAt > LAPSE_MS
 
 /**
- * An attempt that is this late for its time slot, as after the process was stopped, does not use it any more. With the half second
- * for which slots are given ahead that makes two, after which a change of the endpoint applies.
+ * An attempt that is this late for its time slot, as after the process was stopped, does not use it any more: all that are would go out
+ * at once, beside those whose turn it is now. Slots are given as long ahead.
  */
-const MISSED_MS = 1500
+const MISSED_MS = 500
 
 /** Nothing was sent: the delivery has missed its time slot, or its endpoint was changed meanwhile so that it has to be held. */
 export class Outdated extends Error {}
 
-/** Throws `Outdated` if the claim has missed its time slot: all that have would go out at once, beside those whose turn it is now. */
-export function assertNotMissed({ startAt }: Claim): void {
-  if (startAt !== null && performance.now() > startAt + MISSED_MS) throw new Outdated()
-}
+/** Whether it has missed its time slot. */
+export const hasMissed = ({ startAt }: Claim) => startAt !== null && performance.now() > startAt + MISSED_MS
 
 /** Notes that the worker that has these claims is alive. One that was late remains so: it may be somebody else's by now. */
 export async function touch(sql: Db, claims: ClaimedJob[]): Promise<void> {

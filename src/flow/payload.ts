@@ -1,7 +1,8 @@
 import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
+import { until } from '../pacing.ts'
 import { createRoom } from '../room.ts'
-import { assertNotMissed, type Claim, Outdated, secretsOf } from './claim.ts'
+import { type Claim, hasMissed, Outdated, secretsOf } from './claim.ts'
 import { insist } from './insist.ts'
 
 /** Room for payloads that are not part of their claims, each from loading until its request is over. */
@@ -34,8 +35,8 @@ export type WithPayload = <Result>(
 /**
  * Payloads that are too large to be part of a claim are loaded separately when there is room for them: first come, first served,
  * and a tenant gets at most half of what the others leave. The endpoint may have changed by then, so it is read with the payload.
- * Throws `PayloadLate` if the payload cannot be had, `Outdated` if the endpoint no longer takes it in this way or at this time, and the
- * reason of `closing` if that aborts first.
+ * Throws `PayloadLate` if the payload cannot be had, `Outdated` if the endpoint does not take it in this way or at this time any more, and
+ * the reason of `closing` if that aborts first.
  */
 export function createPayloads({ pool, closing, log }: { pool: Pool; closing: AbortSignal; log: Log }): WithPayload {
   const refusal = () => new PayloadLate('no room in time')
@@ -43,7 +44,23 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
   // Counted, not weighed.
   const loads = createRoom(LOADS_AT_ONCE, { maxWaitMs: LOAD_PATIENCE_MS, refusal })
 
-  async function load(claim: Claim): Promise<Row> {
+  /** A paced endpoint's next time slot, as waybill.release_held gives them; null if it has none in the coming half second. */
+  async function takeSlot({ tenantId, endpointId }: Claim): Promise<number | null> {
+    const [slot] = await unless(
+      closing,
+      pool<{ wait_ms: number }[]>`
+        update waybill.endpoint_stats s set next_slot = greatest(s.next_slot, now()) + interval '1 second' / p.max_per_second
+        from waybill.endpoints p
+        where p.tenant_id = ${tenantId} and p.endpoint_id = ${endpointId}
+          and s.tenant_id = ${tenantId} and s.endpoint_id = ${endpointId}
+          and coalesce(s.next_slot, now()) < now() + interval '500 milliseconds'
+        returning date_part('epoch', s.next_slot - interval '1 second' / p.max_per_second - now()) * 1000 as wait_ms`,
+    )
+    return slot ? performance.now() + slot.wait_ms : null
+  }
+
+  /** `startAt`: when the attempt may start, by performance.now(); null if not now, so that it has to be held. */
+  async function load(claim: Claim): Promise<Row & { startAt: number | null }> {
     const [row] = await unless(
       closing,
       pool<Row[]>`
@@ -56,7 +73,9 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
     )
     // There always is one: retention keeps the event of an unfinished delivery, and endpoints are never deleted.
     if (row === undefined) throw new Error('the event is gone')
-    return row
+    if (!row.is_active || (row.ordered && claim.atOnce !== 1)) return { ...row, startAt: null }
+    const needsSlot = row.paced && (claim.startAt === null || hasMissed(claim))
+    return { ...row, startAt: needsSlot ? await takeSlot(claim) : performance.now() }
   }
 
   const loadInTurn = (claim: Claim) =>
@@ -76,11 +95,9 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
       claim.tenantId,
       claim.payloadBytes,
       async () => {
-        // Not behind the loading, or what takes the database that long would never be sent.
-        assertNotMissed(claim)
         const row = await loadInTurn(claim)
-        const isRefused = !row.is_active || (row.ordered && claim.atOnce !== 1) || (row.paced && claim.startAt === null)
-        if (isRefused) throw new Outdated()
+        if (row.startAt === null) throw new Outdated()
+        await until(row.startAt, closing)
         return await work({ ...claim, url: row.url, secrets: secretsOf(row) }, row.payload)
       },
       closing,
