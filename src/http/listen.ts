@@ -1,25 +1,20 @@
 import { once } from 'node:events'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
-import { type AddressInfo, Server as NetServer, type Socket } from 'node:net'
+import type { AddressInfo, Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
 import { Answer, requestIdOf } from './answer.ts'
 import { createBeginner } from './begin.ts'
 import { cutOff } from './cut-off.ts'
+import { type Connection, type Connections, drain, isIdle, newConnection, type State } from './drain.ts'
 import { limitClients } from './limit-clients.ts'
 import { lingerForRequest } from './linger.ts'
 import { refusal } from './refusal.ts'
 import type { App } from './route.ts'
 import { cutUnread } from './unread.ts'
 
-type Listening = {
-  port: number
-  /**
-   * Takes the connections that are on their way, and no more, answers what is under way, then closes. Clients that have not sent a
-   * whole request within three seconds, or not read their answer within `graceMs`, are cut off.
-   */
-  close: (graceMs: number) => Promise<void>
-}
+/** `close`: see `drain`. */
+type Listening = { port: number; close: (graceMs: number) => Promise<void> }
 
 const HEADERS_MS = 10_000
 const REQUEST_MS = 30_000
@@ -38,34 +33,11 @@ const BACKLOG = 65_535
 /** No host has a longer name, with its port. Reading one as part of a URL takes time that grows with the square of its length. */
 const MAX_HOST = 300
 const INVALID_TARGET = 'the request target or the Host header is not valid'
-/** How long connections without a request stay once the service stops: for requests that are on their way already. */
-const LEAVE_MS = 1000
-/** How long a request may still be arriving once the service stops. */
-const ARRIVING_MS = 3000
-
-/**
- * `last`: the request that came last, until it has arrived and is answered. `unanswered`: what begins each request whose answer is
- * not handed to the system yet. `ahead`: the weight (see MAX_AHEAD) of those that wait for others to be answered. `read`: how many
- * bytes had come when the last answer was.
- */
-type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number; read: number }
-
-const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0, read: 0 })
-
-/** To Node, who is still reading an answer is idle, and who has not sent anything yet is not. */
-const isIdle = (socket: Duplex, { unanswered, read }: Connection) =>
-  unanswered.length === 0 && (socket as Socket).bytesRead === read
-
 const idOf = (request: IncomingMessage | null | undefined) => requestIdOf(request?.headers['x-request-id'])
 
 /** The length of the Host header, or of the host in a target that is a whole URL. */
 const hostLength = ({ url = '', headers: { host = '' } }: IncomingMessage) =>
   Math.max(host.length, url.startsWith('/') ? 0 : (/^[a-z]+:\/\/([^/?#]*)/i.exec(url)?.[1]?.length ?? 0))
-
-type Connections = Map<Duplex, Connection>
-
-/** `haveIdleLeft`: idle connections have been closed. `taken`: how many connections there have been. */
-type State = { isDraining: boolean; haveIdleLeft: boolean; taken: number }
 
 type Options = { hostname: string; port: number; maxClients: number; onFull: (refused: number) => void }
 
@@ -75,13 +47,7 @@ type Options = { hostname: string; port: number; maxClients: number; onFull: (re
  */
 export async function listen(app: App, { hostname, port, maxClients, onFull }: Options): Promise<Listening> {
   const state: State = { isDraining: false, haveIdleLeft: false, taken: 0 }
-  let ahead = 0
-  const weigh = (connection: Connection, weight: number) => {
-    connection.ahead += weight
-    ahead += weight
-  }
   const connections: Connections = new Map()
-  const beginInTurn = createBeginner()
   const answer = getRequestListener(app.fetch, {
     // Stands in for the Host header that HTTP/1.0 does not have; nothing else reads it.
     hostname: 'localhost',
@@ -93,50 +59,7 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
       return refusal(400, INVALID_TARGET).response()
     },
   })
-  const onRequest = (request: IncomingMessage, response: Answer) => {
-    const connection = connections.get(request.socket) as Connection
-    connection.last = request
-    // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds, and one that is closed
-    // without a word takes the next request with it, which its sender may not repeat. Who keeps asking ahead leaves with the first
-    // request that comes after the idle ones have left.
-    const isLate = state.haveIdleLeft
-    response.isLast = () => isLate || (state.isDraining && connection.unanswered.length === 1)
-    const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
-    const isBehind = connection.unanswered.length > 0
-    const weight = isBehind ? REQUEST_WEIGHT + request.rawHeaders.length : 0
-    weigh(connection, weight)
-    const begin = () =>
-      beginInTurn(request, () => {
-        // A connection that is gone weighs nothing any more.
-        if (request.socket.destroyed) return
-        weigh(connection, -weight)
-        const problem = lacksHost ? 'must carry a Host header' : hostLength(request) > MAX_HOST ? INVALID_TARGET : null
-        if (problem === null) void answer(request, response)
-        else refusal(400, problem, response.requestId).end(request.socket, request.method)
-      })
-    const isTooMuch = connection.unanswered.push(begin) > MAX_PIPELINED || (isBehind && ahead > MAX_AHEAD)
-    if (isTooMuch || (lacksHost && isBehind)) {
-      cutOff(request.socket)
-      return
-    }
-    response.once('close', () => {
-      connection.unanswered.shift()
-      // One after the other, each in a turn of its own: otherwise all that connections have sent ahead would begin in one.
-      const [next] = connection.unanswered
-      if (next) setImmediate(next)
-      const settle = () => {
-        // So that an idle connection does not keep its last request in memory.
-        if (connection.last === request) connection.last = undefined
-        connection.read = request.socket.bytesRead
-      }
-      // One that was answered early is still arriving.
-      if (request.complete) settle()
-      else request.once('end', settle)
-      // An answer that began before the draining leaves its connection open.
-      if (state.haveIdleLeft && isIdle(request.socket, connection)) setImmediate(() => request.socket.destroy())
-    })
-    if (!isBehind) begin()
-  }
+  const { weigh, onRequest } = createReception(connections, state, answer)
   const server = createServer(
     {
       headersTimeout: HEADERS_MS,
@@ -206,40 +129,63 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
   }
 }
 
-/** As `close` of a Listening says. */
-function drain(server: NetServer, connections: Connections, state: State, graceMs: number): Promise<void> {
-  return new Promise((resolve) => {
-    const cut = (isOver: (socket: Duplex, connection: Connection) => boolean) => {
-      for (const [socket, connection] of connections) if (isOver(socket, connection)) socket.destroy()
+/** Has requests answered, each connection's one after the other, however many are sent ahead. `weigh` adds to what a connection has waiting. */
+function createReception(
+  connections: Connections,
+  state: State,
+  answer: (request: IncomingMessage, response: Answer) => unknown,
+) {
+  let ahead = 0
+  const weigh = (connection: Connection, weight: number) => {
+    connection.ahead += weight
+    ahead += weight
+  }
+  const beginInTurn = createBeginner()
+  const onRequest = (request: IncomingMessage, response: Answer) => {
+    const connection = connections.get(request.socket) as Connection
+    connection.last = request
+    // While draining, clients are told to leave: a kept-alive connection would hold up the close for seconds, and one that is closed
+    // without a word takes the next request with it, which its sender may not repeat. Who keeps asking ahead leaves with the first
+    // request that comes after the idle ones have left.
+    const isLate = state.haveIdleLeft
+    response.isLast = () => isLate || (state.isDraining && connection.unanswered.length === 1)
+    const lacksHost = request.headers.host === undefined && request.httpVersionMinor > 0
+    const isBehind = connection.unanswered.length > 0
+    const weight = isBehind ? REQUEST_WEIGHT + request.rawHeaders.length : 0
+    weigh(connection, weight)
+    const begin = () =>
+      beginInTurn(request, () => {
+        // A connection that is gone weighs nothing any more.
+        if (request.socket.destroyed) return
+        weigh(connection, -weight)
+        const problem = lacksHost ? 'must carry a Host header' : hostLength(request) > MAX_HOST ? INVALID_TARGET : null
+        if (problem === null) void answer(request, response)
+        else refusal(400, problem, response.requestId).end(request.socket, request.method)
+      })
+    const isTooMuch = connection.unanswered.push(begin) > MAX_PIPELINED || (isBehind && ahead > MAX_AHEAD)
+    if (isTooMuch || (lacksHost && isBehind)) {
+      cutOff(request.socket)
+      return
     }
-    state.isDraining = true
-    server.once('close', () => {
-      clearTimeout(leave)
-      clearInterval(unfinished)
-      clearTimeout(over)
-      resolve()
+    response.once('close', () => {
+      connection.unanswered.shift()
+      // One after the other, each in a turn of its own: otherwise all that connections have sent ahead would begin in one.
+      const [next] = connection.unanswered
+      if (next) setImmediate(next)
+      const settle = () => {
+        // So that an idle connection does not keep its last request in memory.
+        if (connection.last === request) connection.last = undefined
+        connection.read = request.socket.bytesRead
+      }
+      // One that was answered early is still arriving.
+      if (request.complete) settle()
+      else request.once('end', settle)
+      // An answer that began before the draining leaves its connection open.
+      if (state.haveIdleLeft && isIdle(request.socket, connection)) setImmediate(() => request.socket.destroy())
     })
-    const closeIdle = () => {
-      state.haveIdleLeft = true
-      cut(isIdle)
-    }
-    let leave: NodeJS.Timeout | undefined
-    const until = performance.now() + Math.min(ARRIVING_MS, graceMs)
-    // To close it resets the connections that wait to be taken, with the requests on them. Each turn takes one, if there is any.
-    const closeOnceTaken = (before: number) => {
-      if (state.taken !== before && performance.now() < until) return void setImmediate(closeOnceTaken, state.taken)
-      // Not Node's own for HTTP, which closes idle connections at once.
-      NetServer.prototype.close.call(server)
-      // After a busy while, what has come meanwhile is read first.
-      leave = setTimeout(() => setImmediate(closeIdle), Math.min(LEAVE_MS, graceMs))
-    }
-    setImmediate(closeOnceTaken, -1)
-    const unfinished = setInterval(
-      () => cut((_socket, { last, unanswered }) => unanswered.length === 0 || !last?.complete),
-      Math.min(ARRIVING_MS, graceMs),
-    )
-    const over = setTimeout(() => cut(() => true), graceMs)
-  })
+    if (!isBehind) begin()
+  }
+  return { weigh, onRequest }
 }
 
 /** Whether part of an answer is on its way already: a second one would be read as its continuation. */
