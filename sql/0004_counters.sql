@@ -30,7 +30,7 @@ create table waybill.usage (
   primary key (tenant_id, month, metric)
 ) with (fillfactor = 50);
 
--- status_code 0 stands for no response, and for a 2xx that broke off.
+-- status_code 0 stands for no response; a 2xx that broke off has its code negated.
 create table waybill.attempt_counts (
   tenant_id text not null,
   endpoint_id uuid not null,

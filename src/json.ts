@@ -2,6 +2,7 @@ import { randomBytes } from 'node:crypto'
 
 const QUOTE = 34
 const BACKSLASH = 92
+const COMMA = 44
 const OPEN = new Set([91, 123])
 const CLOSE = new Set([93, 125])
 const NUMERIC = new Uint8Array(128)
@@ -41,7 +42,7 @@ function endOfValue(text: string, start: number): number {
     if (code === QUOTE) at = endOfString(text, at)
     else if (OPEN.has(code)) depth++
     else if (CLOSE.has(code) && depth-- === 0) return at
-    else if (code === 44 && depth === 0) return at
+    else if (code === COMMA && depth === 0) return at
   }
   return text.length
 }

@@ -6,7 +6,7 @@ export const LAST_WORDS_MS = 1000
 /** How long each thing still open gets after that: while the database is away, no connection closes in order. */
 const LAST_MOMENT_MS = 500
 
-export interface Closers {
+export type Closers = {
   /**
    * Registers what closes a thing that was just opened. `name` appears in the log when closing fails. `atOnce`: closing it begins
    * when the first thing is closed, and is awaited in its turn.

@@ -2,7 +2,7 @@ import { isIP, isIPv6 } from 'node:net'
 import ipaddr, { type IPv4, type IPv6 } from 'ipaddr.js'
 
 /** A block of addresses; an IPv4-mapped IPv6 block is kept as the IPv4 block it stands for. */
-export interface AddressRange {
+export type AddressRange = {
   /** The CIDR as it was written. */
   readonly text: string
   readonly base: IPv4 | IPv6

@@ -3,7 +3,7 @@ import { StringDecoder } from 'node:string_decoder'
 /** Bytes of a response body that are read and kept. */
 const MAX_RESPONSE_BYTES = 16_384
 
-interface ResponseBody {
+type ResponseBody = {
   /** Takes a chunk; false when it went past the limit, so that no more need be read. */
   add(chunk: Buffer): boolean
   /** What was kept, as text that Postgres and JSON can hold: no NUL, invalid UTF-8 replaced. */

@@ -17,7 +17,7 @@ const NEXT_ADDRESS_AFTER_MS = 2000
 /** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8
 
-export interface Target {
+export type Target = {
   hostname: string
   port: number
 }

@@ -39,7 +39,7 @@ const MAX_TICKETS = 32
 const CANCELLED = new Error('cancelled')
 
 /** One undici client with one socket, used by one attempt at a time. */
-export interface Connection {
+export type Connection = {
   readonly origin: string
   readonly client: Client
   /** By performance.now(). */
@@ -56,7 +56,7 @@ export interface Connection {
   cancel(): void
 }
 
-interface Connections {
+type Connections = {
   /** An unused connection of this origin, else a new one. */
   take(origin: string): Connection
   open(origin: string): Connection

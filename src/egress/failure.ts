@@ -18,7 +18,7 @@ const MESSAGES = {
 
 export type AttemptError = keyof typeof MESSAGES
 
-export interface Failure {
+export type Failure = {
   readonly error: AttemptError
   /** One sentence for the endpoint's owner: no address, no port, no stack. */
   readonly errorMessage: string

@@ -15,7 +15,7 @@ const MAX_ADDRESSES = 1000
 const REFUSED_MS = 60_000
 const TOO_MANY = { error: 'dns_error', errorMessage: 'the host name has more than a thousand addresses' } as const
 
-export interface NameResolver {
+export type NameResolver = {
   /** Every A and AAAA address of a name, at least one. Rejects when there is none; with a `LocalFault` when nobody could be asked. */
   resolve(name: string): Promise<string[]>
   close(): void

@@ -28,7 +28,7 @@ const MAX_ANNOUNCEMENTS = 32
 const MAX_HEADERS = 256
 
 /** What became of one POST. Delivered if, and only if, `error` is null. */
-export interface Outcome {
+export type Outcome = {
   /** By performance.now(). */
   startedAt: number
   /** Whole milliseconds from the start to the end of the response, the failure or the deadline. */
@@ -45,7 +45,7 @@ export interface Outcome {
   retryAfter: string | null
 }
 
-export interface SendRequest {
+export type SendRequest = {
   url: string
   headers: Record<string, string>
   body: string
@@ -53,7 +53,7 @@ export interface SendRequest {
   isLate?: () => boolean
 }
 
-export interface Sender {
+export type Sender = {
   send(request: SendRequest): Promise<Outcome>
   /** Ends all requests under way and to come: `send` rejects with the reason. An interrupted attempt has not failed. */
   interrupt(reason: Error): void
@@ -61,7 +61,7 @@ export interface Sender {
   close(): void
 }
 
-interface SenderOptions {
+type SenderOptions = {
   /** Addresses exempt from the blocked classes. */
   allow: readonly AddressRange[]
   /** One deadline for the whole attempt: DNS, connect, TLS, request, headers and body. */

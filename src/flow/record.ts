@@ -15,7 +15,7 @@ import {
   type StateChange,
   wouldMove,
 } from './observe.ts'
-import { type AttemptRecord, queueDeadLetters, type Result, settleFailed } from './settle.ts'
+import { type AttemptRecord, queueDeadLetters, type Result, settle } from './settle.ts'
 
 export type Recorded = {
   /** False if the claim had lapsed: nothing was stored. Null if an earlier, unanswered try may have stored it. */
@@ -58,7 +58,7 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
 
   async function recordAny(attempts: AttemptRecord[]): Promise<Stored> {
     return await pool.begin(async (sql) => {
-      const stored = await store(sql, await settleFailed(sql, attempts))
+      const stored = await store(sql, await settle(sql, attempts))
       await queueDeadLetters(sql, boss, stored.results)
       const unmade = stored.results.filter(({ outcome }) => outcome === null).map(({ claim }) => claim.tenantId)
       if (unmade.length > 0) await sql`select waybill.refund_attempts(${unmade}::text[])`

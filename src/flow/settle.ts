@@ -49,45 +49,40 @@ async function withoutReclaimed(sql: Db, attempts: AttemptRecord[]): Promise<Att
  * Returns how each attempt of a batch ends. Jobs of failed attempts are settled here, since pg-boss decides on retries and their
  * backoff; failed attempts whose job has been claimed again are left out. The other jobs remain to be finished.
  */
-export async function settleFailed(sql: Db, made: AttemptRecord[]): Promise<Result[]> {
+export async function settle(sql: Db, made: AttemptRecord[]): Promise<Result[]> {
   const bundles = made.flatMap(({ claim: { bundle } }) => bundle ?? [])
   // All bundles of the batch at once: those of attempts that have not failed would otherwise be locked later, by when whoever has
   // them might wait for these.
   if (bundles.length > 0)
     await sql`select from pgboss.job where name = ${DELIVERIES} and id = any(${bundles}::uuid[]) order by id for no key update`
   const attempts = await spareMoved(sql, await withoutReclaimed(sql, made))
-  const failed = attempts.filter(({ verdict }) => verdict.kind === 'failed')
-  const retries = new Map<string, Date | null>()
-  if (failed.length > 0) {
-    const claims = failed.map(({ claim }) => claim)
-    await unbundle(sql, claims)
-    // Each has a job of its own now.
-    const fences = claims.map((claim) => fenceOf({ ...claim, bundle: null }))
-    const settled = await sql<{ delivery_id: string; next_attempt_at: Date | null }[]>`
-      select * from waybill.settle_failed(${claims.map(({ deliveryId }) => deliveryId)}::uuid[], ${fences}::text[],
-        ${failed.map(({ verdict }) => (verdict.kind === 'failed' ? verdict.notBeforeSeconds : 0))}::int[])`
-    for (const { delivery_id, next_attempt_at } of settled) retries.set(delivery_id, next_attempt_at)
-  }
-  return attempts
-    .filter(({ claim, verdict }) => verdict.kind !== 'failed' || retries.has(claim.deliveryId))
-    .map((attempt): Result => {
-      const nextAttemptAt = retries.get(attempt.claim.deliveryId) ?? null
-      return { ...attempt, ending: endingOf(attempt, nextAttemptAt), nextAttemptAt }
-    })
+  const retries = await retry(
+    sql,
+    attempts.flatMap(({ claim, verdict }) => (verdict.kind === 'failed' ? [{ claim, ...verdict }] : [])),
+  )
+  return attempts.flatMap((attempt): Result[] => {
+    const { claim, verdict } = attempt
+    const nextAttemptAt = retries.get(claim.deliveryId)
+    if (verdict.kind !== 'failed') return [{ ...attempt, ending: ENDINGS[verdict.kind], nextAttemptAt: null }]
+    if (nextAttemptAt === undefined) return []
+    return [{ ...attempt, ending: nextAttemptAt ? 'retrying' : 'retries_exhausted', nextAttemptAt }]
+  })
 }
 
-function endingOf({ verdict }: AttemptRecord, nextAttemptAt: Date | null): Ending {
-  switch (verdict.kind) {
-    case 'delivered':
-      return 'delivered'
-    case 'gone':
-      return 'endpoint_gone'
-    case 'over_quota':
-      return 'monthly_attempt_limit'
-    case 'failed':
-      return nextAttemptAt ? 'retrying' : 'retries_exhausted'
-  }
+/** Settles the jobs of failed attempts; tells of each delivery when it is tried again, null for never. */
+async function retry(sql: Db, failed: { claim: Claim; notBeforeSeconds: number }[]): Promise<Map<string, Date | null>> {
+  if (failed.length === 0) return new Map()
+  const claims = failed.map(({ claim }) => claim)
+  await unbundle(sql, claims)
+  // Each has a job of its own now.
+  const fences = claims.map((claim) => fenceOf({ ...claim, bundle: null }))
+  const settled = await sql<{ delivery_id: string; next_attempt_at: Date | null }[]>`
+    select * from waybill.settle_failed(${claims.map(({ deliveryId }) => deliveryId)}::uuid[], ${fences}::text[],
+      ${failed.map(({ notBeforeSeconds }) => notBeforeSeconds)}::int[])`
+  return new Map(settled.map(({ delivery_id, next_attempt_at }) => [delivery_id, next_attempt_at]))
 }
+
+const ENDINGS = { delivered: 'delivered', gone: 'endpoint_gone', over_quota: 'monthly_attempt_limit' } as const
 
 /** Every dead letter goes through the dead letter queue. pg-boss puts those without a retry left there; this puts the others. */
 export async function queueDeadLetters(sql: Db, boss: PgBoss, results: Result[]): Promise<void> {

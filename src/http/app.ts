@@ -97,7 +97,7 @@ export function createApp(deps: AppDeps): App {
     return errorResponse(c, new AppError('internal'))
   })
 
-  mountHealth(mount, { ...deps, pool: deps.pulse })
+  mountHealth(mount, deps)
   if (deps.mode !== 'worker') {
     mountPublish(mount, { ...deps, rateLimit })
     mountEvents(mount, deps)

@@ -39,9 +39,9 @@ const health = createRoute({
   },
 })
 
-/** Health of this process and its database, answered within a second whatever the database does. `pool` serves nothing else. */
-export function mountHealth(mount: Mount, { pool, mode }: { pool: Pool; mode: Mode }): void {
-  const answersInTime = createQuestion(pool)
+/** Health of this process and its database, answered within a second whatever the database does. `pulse` serves nothing else. */
+export function mountHealth(mount: Mount, { pulse, mode }: { pulse: Pool; mode: Mode }): void {
+  const answersInTime = createQuestion(pulse)
   mount.open(health, async (c) => {
     const answered = await answersInTime()
     const body = {
