@@ -6,27 +6,15 @@ import { collectBody } from './body.ts'
 import { openDirectly, openThroughProxy } from './connect.ts'
 import { type Connection, createConnections } from './connections.ts'
 import { checkUrl } from './destination.ts'
-import { type AttemptError, ConnectError, classify, type Failure, failure, LocalFault } from './failure.ts'
+import { type Exchange, IDLE_ANSWER, isEarly, isOfConnection, newExchange, noteHead } from './exchange.ts'
+import { type AttemptError, classify, type Failure, failure, LocalFault } from './failure.ts'
 import { createResolver } from './resolve.ts'
 
-/**
- * If a reused connection breaks within this time of the request, the receiver was most likely closing it when the request
- * arrived, or what came was left of its last answer: that becomes known within a round trip. If it breaks later, the receiver had the
- * request.
- */
-const CLOSE_RACE_MS = 1000
-/** Like what is left of the last answer, this is no answer to the request. */
-const IDLE_ANSWER = new Error('the receiver had waited too long for a request')
 /** A receiver that was never asked has not failed to answer. */
 const NOT_CONNECTED: Failure = {
   error: 'timeout',
   errorMessage: 'the host name was not resolved, or the connection or its TLS handshake not made, in time',
 }
-/** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
-const MAX_ANNOUNCEMENTS = 32
-/** How many headers these and the response may have together, for the same reason: each takes a microsecond or two. */
-const MAX_HEADERS = 256
-
 /** What became of one POST. Delivered if, and only if, `error` is null. */
 export type Outcome = {
   /** By performance.now(). */
@@ -124,11 +112,9 @@ export function createSender({
     return new Promise((resolve, reject) => {
       const response = collectBody()
       let connection: Connection
-      let statusCode: number | null = null
+      let current: Exchange
       let retryAfter: string | null = null
       let ended = false
-      /** Null until the request is about to be written. */
-      let writtenMs: number | null = null
 
       /** The first caller decides the outcome; whatever the connection reports later is ignored. */
       const end = (): boolean => {
@@ -140,6 +126,7 @@ export function createSender({
       }
       const settle = (responseTruncated: boolean, problem: Failure | null) => {
         const { error = null, errorMessage = null } = problem ?? {}
+        const { statusCode } = current
         const durationMs = Math.round(performance.now() - startedAt)
         const responseBody = statusCode === null ? null : response.text()
         resolve({ startedAt, durationMs, statusCode, error, errorMessage, responseBody, responseTruncated, retryAfter })
@@ -148,8 +135,9 @@ export function createSender({
       const cutOff = () => {
         if (!end()) return
         connection.cancel()
+        const { statusCode, writtenAt } = current
         if (statusCode !== null) settle(true, judgeStatus(statusCode))
-        else settle(false, writtenMs === null ? NOT_CONNECTED : failure('timeout'))
+        else settle(false, writtenAt === null ? NOT_CONNECTED : failure('timeout'))
       }
       // In the turn's end: where the process stood still, answers that came meanwhile are read first.
       const deadline = setTimeout(() => setImmediate(cutOff), timeoutMs)
@@ -160,42 +148,36 @@ export function createSender({
       })
 
       const dispatch = (using: Connection, mayRetry: boolean) => {
-        let reused = false
-        let answered = false
-        let announcements = 0
-        let headers = 0
-        const isEarly = () => reused && performance.now() - (writtenMs ?? 0) < CLOSE_RACE_MS
+        const exchange = newExchange()
         connection = using
-        writtenMs = null
+        current = exchange
         using.client.dispatch(options, {
           onRequestStart(controller) {
-            reused = !using.start()
-            writtenMs = performance.now()
+            exchange.isReused = !using.start()
+            exchange.writtenAt = performance.now()
             if (isLate()) controller.abort(new LocalFault('another process may have sent it by now'))
           },
           onResponseStarted() {
-            answered = true
+            exchange.isAnswered = true
           },
           onResponseStart(controller, status, responseHeaders) {
             // Names and values in turn.
-            headers += (controller.rawHeaders as Buffer[]).length / 2
-            if (status < 200) announcements++
-            const isLarge = headers > MAX_HEADERS
-            if (isLarge || announcements > MAX_ANNOUNCEMENTS) {
+            const problem = noteHead(exchange, status, (controller.rawHeaders as Buffer[]).length / 2)
+            if (problem !== null) {
               if (!end()) return
               using.cancel()
-              settle(false, failure(isLarge ? 'response_too_large' : 'protocol_error'))
+              settle(false, failure(problem))
               return
             }
             if (status < 200) return
             // Some say this, and that they close it, to a connection that is idle for too long, and it crosses with the request
             // (RFC 9110, 15.5.9).
             const isClosing = () => /close/i.test(String(responseHeaders.connection))
-            if (status === 408 && announcements === 0 && isEarly() && isClosing()) {
+            if (status === 408 && exchange.announcements === 0 && isEarly(exchange) && isClosing()) {
               controller.abort(IDLE_ANSWER)
               return
             }
-            statusCode = status
+            exchange.statusCode = status
             const header = responseHeaders['retry-after']
             retryAfter = (Array.isArray(header) ? header[0] : header) ?? null
           },
@@ -205,7 +187,7 @@ export function createSender({
           onResponseEnd() {
             if (!end()) return
             connections.give(using)
-            settle(false, judgeStatus(statusCode ?? 0))
+            settle(false, judgeStatus(exchange.statusCode ?? 0))
           },
           onResponseError(_controller, error) {
             if (ended) return
@@ -214,18 +196,14 @@ export function createSender({
               if (end()) reject(error)
               return
             }
-            const problem = classify(error, statusCode !== null)
-            // Before it writes to a kept connection, undici looks whether that is still good, and may find that it is not.
-            const isUnsent = using.isKept && writtenMs === null && !(error instanceof ConnectError)
-            const isClosed = problem.error === 'connection_reset' && !answered
-            const isLeftover = problem.error === 'protocol_error' && statusCode === null
-            const isRace = error === IDLE_ANSWER || (isEarly() && (isClosed || isLeftover))
-            if (mayRetry && (isUnsent || isRace)) {
+            const problem = classify(error, exchange.statusCode !== null)
+            if (mayRetry && isOfConnection(error, problem, using, exchange)) {
               // Once, on a new connection. If the receiver did get the first request, it gets the same event again under
               // the same ids, as it must expect of at-least-once delivery.
               dispatch(connections.open(origin), false)
             } else if (end()) {
               // A receiver that breaks off a 2xx has not confirmed the event: better twice than never.
+              const { statusCode } = exchange
               settle(statusCode !== null, (statusCode === null ? null : judgeStatus(statusCode)) ?? problem)
             }
           },
