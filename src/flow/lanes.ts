@@ -4,7 +4,6 @@ import {
   begin,
   busyIn,
   end,
-  isFresh,
   isIdle,
   keptSlots,
   type Lane,
@@ -13,7 +12,6 @@ import {
   stuckIn,
   takeStaleFrom,
 } from './lane.ts'
-import { inPatience } from './pace.ts'
 import { createRefusals } from './refusals.ts'
 import { createRoom } from './room.ts'
 import { createSlotTurns } from './slot-turns.ts'
@@ -24,48 +22,7 @@ const ARRIVAL_MS = 500
 
 type Endpoint = Pick<Claim, 'tenantId' | 'endpointId'>
 
-export type Lanes = {
-  /**
-   * `start` it now, let it `wait` here for a slot of its endpoint, or in `line` for one of its tenant's, which has all that it may have,
-   * or `full`: it has to be held.
-   */
-  admit(claim: Claim): 'start' | 'wait' | 'line' | 'full'
-  /**
-   * The request of an attempt ended at `endedAt`. Returns the waiting claim that takes its place, if any, which may be for another
-   * endpoint of the tenant. Calling it again for the same attempt does nothing.
-   */
-  next(claim: Claim, endedAt?: number): Claim | undefined
-  /** How many first attempts are worth claiming at once (flow/refusals.ts): more would find no room. */
-  worthClaiming(): number
-  /** The waiting claims that start now in slots that other tenants have left: those for which they wait may be left much later. */
-  takeFree(): Claim[]
-  /** Removes and returns the waiting claims that would have to wait longer than expected. */
-  takeStale(): Claim[]
-  /** Removes and returns all waiting claims. */
-  takeWaiting(): Claim[]
-  /** Tells which endpoints have held deliveries; unless these are `all` of them, the others stay as they were noted before. */
-  noteHeld(endpointIds: Set<string>, how: { all: boolean }): void
-  /**
-   * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
-   * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between. But the one of an
-   * endpoint whose tenant has all slots that it may have waits for the next that is left; and of a quick endpoint there may be more
-   * than slots, which wait here like others of it, or in the queue unless it `hasManyRetries`. Where they do not `comeAtOnce`, as they
-   * stand behind others in the queue, those are not to be held for their sake: no slot is kept, unless the endpoint is failing or
-   * slow, and they are admitted like any.
-   */
-  reserve(
-    endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean },
-    how: { wanted: number; comeAtOnce: boolean },
-  ): number
-  /** Gives up `count` of the places that `reserve` kept. */
-  giveBack(endpoint: Endpoint, count: number): void
-  /** Whether it is time to release more: at least half of the endpoint's room here is free. */
-  isRoomy(endpoint: Endpoint): boolean
-  /** How many attempts the endpoint finishes in half a second, as far as is known. */
-  pace(endpoint: Endpoint): number
-  /** How many of the endpoint's deliveries are started, waiting or arriving. */
-  busy(endpointId: string): number
-}
+export type Lanes = ReturnType<typeof createLanes>
 
 /**
  * One lane per endpoint for the attempts in this process, such that no endpoint takes the worker from the others:
@@ -92,7 +49,7 @@ export function createLanes({
   cap: number
   slots: number
   clock?: () => number
-}): Lanes {
+}) {
   const lanes = new Map<string, Lane>()
   const stuck = createStuckSlots(slots)
   const turns = createSlotTurns(slots)
@@ -107,10 +64,9 @@ export function createLanes({
     return lane
   }
 
-  /** Starts the claim of a lane that has waited the longest, if any. */
-  function startFirst(lane: Lane, now: number): Claim | undefined {
-    const claim = lane.waiting.shift()?.claim
-    if (!claim) return undefined
+  /** Starts the claim of a lane that has waited the longest; there is one. */
+  function startFirst(lane: Lane, now: number): Claim {
+    const { claim } = lane.waiting.shift() as Lane['waiting'][number]
     const how = { isReleased: claim.isProbed, now }
     begin(lane, claim, how)
     stuck.take(lane, 1)
@@ -122,7 +78,11 @@ export function createLanes({
   }
 
   return {
-    admit(claim) {
+    /**
+     * `start` it now, let it `wait` here for a slot of its endpoint, or in `line` for one of its tenant's, which has all that it may have,
+     * or `full`: it has to be held.
+     */
+    admit(claim: Claim): 'start' | 'wait' | 'line' | 'full' {
       const lane = laneOf(claim)
       const now = clock()
       stuck.count(now)
@@ -144,10 +104,8 @@ export function createLanes({
         begin(lane, claim, { isReleased, now })
         turns.leave(lane)
       } else {
-        // Without one under way, the tenant's others make room for it.
         const hasNone = lane.started.size === 0
-        const most = Math.max(inPatience(lane.pace, now), hasNone ? 1 : isFresh(lane, now) ? room.share(lane, now) : 0)
-        if (lane.waiting.length >= most || (!hasNone && claim.atOnce === 1)) return 'full'
+        if (lane.waiting.length >= room.mostWaiting(lane, claim, now)) return 'full'
         if (hasNone && !room.mayLineUp(lane)) return refusals.refuse(claim, lane, now)
         lane.waiting.push({ claim, since: now })
         if (hasNone) turns.join(lane)
@@ -158,7 +116,12 @@ export function createLanes({
       if (claim.underWay && !hasPlace) stuck.take(lane, 1)
       return claim.underWay ? 'start' : turns.areTaken && stuck.mayTake(lane) <= 0 ? 'line' : 'wait'
     },
-    next(claim, endedAt = clock()) {
+
+    /**
+     * The request of an attempt ended at `endedAt`. Returns the waiting claim that takes its place, if any, which may be for another
+     * endpoint of the tenant. Calling it again for the same attempt does nothing.
+     */
+    next(claim: Claim, endedAt = clock()): Claim | undefined {
       if (claim.underWay === null) return undefined
       const lane = laneOf(claim)
       const now = clock()
@@ -176,16 +139,22 @@ export function createLanes({
       if (lane.waiting.length > 0 && lane.started.size === 0) turns.join(lane)
       return next
     },
-    worthClaiming: () => refusals.worthClaiming(clock()),
-    takeFree() {
+
+    /** How many first attempts are worth claiming at once (flow/refusals.ts): more would find no room. */
+    worthClaiming: (): number => refusals.worthClaiming(clock()),
+
+    /** The waiting claims that start now in slots that other tenants have left: those for which they wait may be left much later. */
+    takeFree(): Claim[] {
       const now = clock()
       stuck.count(now)
       const claims: Claim[] = []
       const first = () => turns.nextOfAny(now, room.roomFor)
-      for (let lane = first(); lane; lane = first()) claims.push(startFirst(lane, now) as Claim)
+      for (let lane = first(); lane; lane = first()) claims.push(startFirst(lane, now))
       return claims
     },
-    takeStale() {
+
+    /** Removes and returns the waiting claims that would have to wait longer than expected. */
+    takeStale(): Claim[] {
       const now = clock()
       const stale: Claim[] = []
       for (const [endpointId, lane] of lanes) {
@@ -195,15 +164,30 @@ export function createLanes({
       }
       return stale
     },
-    takeWaiting() {
-      return [...lanes.values()].flatMap((lane) => lane.waiting.splice(0).map(({ claim }) => claim))
-    },
-    noteHeld(endpointIds, { all }) {
+
+    /** Removes and returns all waiting claims. */
+    takeWaiting: (): Claim[] => [...lanes.values()].flatMap((lane) => lane.waiting.splice(0).map(({ claim }) => claim)),
+
+    /** Tells which endpoints have held deliveries; unless these are `all` of them, the others stay as they were noted before. */
+    noteHeld(endpointIds: Set<string>, { all }: { all: boolean }): void {
       for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId) || (!all && lane.held)
     },
-    reserve(endpoint, { wanted, comeAtOnce }) {
+
+    /**
+     * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
+     * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between. But the one of an
+     * endpoint whose tenant has all slots that it may have waits for the next that is left; and of a quick endpoint there may be more
+     * than slots, which wait here like others of it, or in the queue unless it `hasManyRetries`. Where they do not `comeAtOnce`, as they
+     * stand behind others in the queue, those are not to be held for their sake: no slot is kept, unless the endpoint is failing or
+     * slow, and they are admitted like any.
+     */
+    reserve(
+      endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean },
+      { wanted, comeAtOnce }: { wanted: number; comeAtOnce: boolean },
+    ): number {
       const lane = laneOf(endpoint)
       const now = clock()
+      stuck.count(now)
       Object.assign(lane, { standing: endpoint.standing, hasManyRetries: endpoint.hasManyRetries })
       if (!room.isRoomy(lane, now)) return 0
       const { most, mostKept, as } = room.releasable(lane, { comeAtOnce, now })
@@ -222,13 +206,25 @@ export function createLanes({
       stuck.take(lane, kept)
       return count
     },
-    giveBack(endpoint, count) {
+
+    /** Gives up `count` of the places that `reserve` kept. */
+    giveBack(endpoint: Endpoint, count: number): void {
       const lane = laneOf(endpoint)
       lane.arriving.count = Math.max(0, lane.arriving.count - count)
     },
-    isRoomy: (endpoint) => room.isRoomy(laneOf(endpoint), clock()),
-    pace: (endpoint) => paceOf(laneOf(endpoint), clock()),
-    busy(endpointId) {
+
+    /** Whether it is time to release more: at least half of the endpoint's room here is free. */
+    isRoomy(endpoint: Endpoint): boolean {
+      const now = clock()
+      stuck.count(now)
+      return room.isRoomy(laneOf(endpoint), now)
+    },
+
+    /** How many attempts the endpoint finishes in half a second, as far as is known. */
+    pace: (endpoint: Endpoint): number => paceOf(laneOf(endpoint), clock()),
+
+    /** How many of the endpoint's deliveries are started, waiting or arriving. */
+    busy(endpointId: string): number {
       const lane = lanes.get(endpointId)
       return lane === undefined ? 0 : busyIn(lane, clock())
     },

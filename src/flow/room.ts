@@ -1,5 +1,6 @@
-import type { Standing } from './claim.ts'
-import { busyIn, inTime, type Lane, paceOf, stuckIn, taken } from './lane.ts'
+import type { Claim, Standing } from './claim.ts'
+import { busyIn, inTime, isFresh, type Lane, paceOf, stuckIn, taken } from './lane.ts'
+import { inPatience } from './pace.ts'
 import type { createSlotTurns } from './slot-turns.ts'
 import type { createStuckSlots } from './stuck-slots.ts'
 
@@ -16,7 +17,10 @@ type Releasable = {
   as: 'slots' | 'queue' | 'line' | 'quick'
 }
 
-/** How much room the endpoints of a process with so many `slots` have in it. `now` is in milliseconds by the clock of the lanes. */
+/**
+ * How much room the endpoints of a process with so many `slots` have in it, by what `stuck` has counted last. `now` is in milliseconds
+ * by the clock of the lanes.
+ */
 export function createRoom({
   cap,
   slots,
@@ -30,17 +34,14 @@ export function createRoom({
   turns: ReturnType<typeof createSlotTurns>
 }) {
   /** The standing as which an endpoint contends for slots: usually all are equal. */
-  function contendsAs(lane: Lane, now: number): Standing {
-    stuck.count(now)
-    return stuck.isStrained(now) ? lane.standing : 'good'
-  }
+  const contendsAs = (lane: Lane, now: number): Standing => (stuck.isStrained(now) ? lane.standing : 'good')
 
   /** How many more slots may be stuck for the endpoints of its tenant that stand like this one. */
   const spareOf = (lane: Lane, now: number) => stuck.spareOf(lane.tenantId, contendsAs(lane, now))
 
   /** A quarter of the slots that are not stuck in other lanes. */
   const share = (lane: Lane, now: number) =>
-    Math.max(1, Math.floor(Math.min(slots, stuck.free(contendsAs(lane, now)) + stuckIn(lane, now)) / 4))
+    Math.max(1, Math.floor(Math.min(slots, stuck.notStuck(contendsAs(lane, now)) + stuckIn(lane, now)) / 4))
 
   /** How many may be under way at once. */
   const limitOf = (lane: Lane, now: number) => Math.min(cap, Math.max(paceOf(lane, now), share(lane, now)))
@@ -57,9 +58,17 @@ export function createRoom({
 
   return {
     spareOf,
-    share,
     limitOf,
     mayLineUp,
+
+    /** How many may wait here, if one of them is this claim. */
+    mostWaiting(lane: Lane, { atOnce }: Claim, now: number): number {
+      const soon = inPatience(lane.pace, now)
+      // Without one under way, the tenant's others make room for it.
+      if (lane.started.size === 0) return Math.max(1, soon)
+      if (atOnce === 1) return 0
+      return isFresh(lane, now) ? Math.max(share(lane, now), soon) : soon
+    },
 
     /** Whether at least half of it is free. */
     isRoomy: (lane: Lane, now: number): boolean => busyIn(lane, now) <= roomOf(lane, now) / 2,

@@ -1,5 +1,5 @@
 import type { Standing } from './claim.ts'
-import { arriving, busyIn, keptSlots, type Lane, paceOf, stuckIn, taken as takenBy } from './lane.ts'
+import { arriving, busyIn, keptSlots, type Lane, paceOf, taken as slotsOf, stuckIn } from './lane.ts'
 import { inPatience, newPace, noteFinished, PATIENCE_MS } from './pace.ts'
 
 /** An attempt that has been under way for longer than this is hanging. */
@@ -83,7 +83,7 @@ export function createStuckSlots(slots: number) {
   const slotsFor = (standing: Standing) => Math.ceil(slots * PARTS[standing])
 
   /** How many of them are not stuck. */
-  const free = (standing: Standing) => Math.min(...NO_WORSE[standing].map((one) => slotsFor(one) - stuck.all[one]))
+  const notStuck = (standing: Standing) => Math.min(...NO_WORSE[standing].map((one) => slotsFor(one) - stuck.all[one]))
 
   const isStrained = (now: number) => now < strainedUntil
 
@@ -136,10 +136,10 @@ export function createStuckSlots(slots: number) {
         if (others > 0) beyondPace.set(lane.tenantId, { all: own.all + others, fresh: own.fresh + fresh })
         add(lane, Math.min(all, released), { isReleased: true, now })
         add(lane, others - fresh, { isReleased: false, now })
-        take(lane, takenBy(lane, now))
+        take(lane, slotsOf(lane, now))
       }
       if (hanging >= slots / 2) strainedUntil = now + STRAINED_MS
-      let likely = Math.min(inPatience(pace, now), Math.floor(TRUSTED_PART * free('good')))
+      let likely = Math.min(inPatience(pace, now), Math.floor(TRUSTED_PART * notStuck('good')))
       for (const [tenantId, { fresh }] of beyondPace) {
         add({ tenantId, standing: 'good' }, fresh - likely, { isReleased: false, now })
         likely = Math.max(0, likely - fresh)
@@ -169,11 +169,11 @@ export function createStuckSlots(slots: number) {
 
     isStrained,
 
-    free,
+    notStuck,
 
     /** Whether those that were released for failing endpoints have taken so many that no more may start for which no slot was kept. */
     hasTooMany: (standing: Standing): boolean =>
-      standing === 'failing' && free(standing) + Math.floor(slots * LATE_PART) <= 0,
+      standing === 'failing' && notStuck(standing) + Math.floor(slots * LATE_PART) <= 0,
 
     /** How many more a tenant may take for an endpoint. */
     mayTake({ tenantId, standing }: Whose): number {
@@ -193,9 +193,9 @@ export function createStuckSlots(slots: number) {
     /** How many more may be stuck for one tenant's endpoints: in all, half of what is not stuck for other tenants. */
     spareOf(tenantId: string, standing: Standing): number {
       const own = ofTenant(stuck, tenantId)
-      const half = (one: Standing) => Math.max(1, Math.floor((free(one) + own[one]) / 2))
+      const half = (one: Standing) => Math.max(1, Math.floor((notStuck(one) + own[one]) / 2))
       const spare = Math.min(...NO_WORSE[standing].map((one) => half(one) - own[one]))
-      return standing === 'good' ? spare : Math.min(spare, free(standing))
+      return standing === 'good' ? spare : Math.min(spare, notStuck(standing))
     },
   }
 }
