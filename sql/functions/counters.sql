@@ -24,3 +24,34 @@ create or replace function waybill.count_held(tenants text[], endpoints uuid[], 
   group by tenant_id, endpoint_id order by tenant_id, endpoint_id
   on conflict (tenant_id, endpoint_id) do update set held = s.held + excluded.held
 $$;
+
+-- Counts a batch's requests against its tenants' rate windows, and what will be stored of it against their month. Returns, for each
+-- of `batch_tenants`, which are in order, where its window stands, when that began, and how many events its month has. Only waybill.publish
+-- calls it, whose planner's settings hold here, too.
+create or replace function waybill.count_publishes(batch_tenants text[], request_counts int[], rates int[], this_window timestamptz,
+  this_month date, tenants text[], outcomes text[], out rate_counts int[], out window_starts timestamptz[], out events_so_far bigint[])
+language plpgsql
+as $$
+begin
+  with tallied as (
+    insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
+    select tenant_id, 'events:write', this_window, n from unnest(batch_tenants, request_counts, rates) as a (tenant_id, n, rate)
+    where rate > 0 order by tenant_id
+    on conflict (tenant_id, action) do update set
+      count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
+      window_start = greatest(w.window_start, excluded.window_start)
+    returning tenant_id, window_start, count
+  )
+  select array_agg(coalesce(count, 0) order by tenant_id), array_agg(coalesce(window_start, this_window) order by tenant_id)
+  into rate_counts, window_starts
+  from unnest(batch_tenants) as b (tenant_id) left join tallied using (tenant_id);
+  with used as (
+    insert into waybill.usage as u (tenant_id, month, metric, count)
+    select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as r (tenant_id, outcome)
+    where outcome is null group by tenant_id order by tenant_id
+    on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
+    returning tenant_id, count
+  )
+  select array_agg(coalesce(count, 0) order by tenant_id) into events_so_far
+  from unnest(batch_tenants) as b (tenant_id) left join used using (tenant_id);
+end $$;

@@ -195,26 +195,8 @@ begin
       -- Before the counters' rows, as when those are counted last: this may have to wait behind somebody who waits for a whole
       -- table, and then must not have any of the rows.
       lock table only waybill.events, only waybill.deliveries in row exclusive mode;
-      with tallied as (
-        insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
-        select tenant_id, 'events:write', this_window, n from unnest(batch_tenants, request_counts, rates) as a (tenant_id, n, rate)
-        where rate > 0 order by tenant_id
-        on conflict (tenant_id, action) do update set
-          count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
-          window_start = greatest(w.window_start, excluded.window_start)
-        returning tenant_id, window_start, count
-      ), used as (
-        insert into waybill.usage as u (tenant_id, month, metric, count)
-        select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
-        -- Rows of rate_windows before those of usage.
-        where out is null and (select count(*) from tallied) >= 0 group by tenant_id order by tenant_id
-        on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
-        returning tenant_id, count
-      )
-      select array_agg(coalesce(t.count, 0) order by tenant_id), array_agg(coalesce(t.window_start, this_window) order by tenant_id),
-        array_agg(coalesce(u.count, 0) order by tenant_id)
-      into rate_counts, window_starts, events_so_far
-      from unnest(batch_tenants) as w (tenant_id) left join tallied t using (tenant_id) left join used u using (tenant_id);
+      select * into rate_counts, window_starts, events_so_far
+      from waybill.count_publishes(batch_tenants, request_counts, rates, this_window, this_month, tenants, outcomes);
 
       with matched as (
         select tenant_id, event_type, count(*) as fanout from unnest(match_tenants, match_types) as u (tenant_id, event_type)
@@ -318,38 +300,22 @@ begin
 
   -- 8. Count what has not been counted, and the deliveries, tenants' rows before the endpoints': from here on other batches of the same
   -- tenants wait. An endpoint's tag moves on by what has been queued for it here, even if another batch has queued at these tags.
-  with tallied as (
-    insert into waybill.rate_windows as w (tenant_id, action, window_start, count)
-    select tenant_id, 'events:write', this_window, n from unnest(batch_tenants, request_counts, rates) as a (tenant_id, n, rate)
-    where rate > 0 and not counted_early order by tenant_id
-    on conflict (tenant_id, action) do update set
-      count = case when w.window_start < excluded.window_start then excluded.count else w.count + excluded.count end,
-      window_start = greatest(w.window_start, excluded.window_start)
-    returning tenant_id, window_start, count
-  ), used as (
-    insert into waybill.usage as u (tenant_id, month, metric, count)
-    select tenant_id, this_month, 'events', count(*) from unnest(tenants, outcomes) as u (tenant_id, out)
-    where out is null and not counted_early and (select count(*) from tallied) >= 0 group by tenant_id order by tenant_id
-    on conflict (tenant_id, month, metric) do update set count = u.count + excluded.count
-    returning tenant_id, count
-  ), noted as (
-    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, tag)
-    select d.tenant_id, d.endpoint_id, count(*), count(*) filter (where d.held),
-      coalesce(clock_tag + sum(d.step) filter (where not d.held), 0)
-    from unnest(new_tenants, new_endpoints, new_held, new_steps) as d (tenant_id, endpoint_id, held, step)
-    where (select count(*) from used) >= 0 group by d.tenant_id, d.endpoint_id order by d.tenant_id, d.endpoint_id
-    on conflict (tenant_id, endpoint_id) do update set
-      pending = s.pending + excluded.pending, held = s.held + excluded.held,
-      tag = case when excluded.tag > 0 then greatest(s.tag, clock_tag) + excluded.tag - clock_tag else s.tag end
-  )
-  select array_agg(coalesce(t.count, w.count) order by tenant_id),
-    array_agg(coalesce(t.window_start, w.window_start) order by tenant_id), bool_or(t.count > rate or u.count > most)
-  into rate_counts, window_starts, over_limit
-  from unnest(batch_tenants, rates, rate_counts, window_starts, max_events) as w (tenant_id, rate, count, window_start, most)
-  left join tallied t using (tenant_id) left join used u using (tenant_id);
-  if over_limit then
-    raise serialization_failure using message = 'others have reached a limit meanwhile';
+  if not counted_early then
+    select * into rate_counts, window_starts, events_so_far
+    from waybill.count_publishes(batch_tenants, request_counts, rates, this_window, this_month, tenants, outcomes);
+    if exists (select from unnest(rates, rate_counts, max_events, events_so_far) as w (rate, count, most, published)
+               where rate > 0 and count > rate or published > most) then
+      raise serialization_failure using message = 'others have reached a limit meanwhile';
+    end if;
   end if;
+  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, tag)
+  select d.tenant_id, d.endpoint_id, count(*), count(*) filter (where d.held),
+    coalesce(clock_tag + sum(d.step) filter (where not d.held), 0)
+  from unnest(new_tenants, new_endpoints, new_held, new_steps) as d (tenant_id, endpoint_id, held, step)
+  group by d.tenant_id, d.endpoint_id order by d.tenant_id, d.endpoint_id
+  on conflict (tenant_id, endpoint_id) do update set
+    pending = s.pending + excluded.pending, held = s.held + excluded.held,
+    tag = case when excluded.tag > 0 then greatest(s.tag, clock_tag) + excluded.tag - clock_tag else s.tag end;
 
   -- 9. Answer. Only a taken key needs a look at what was there before.
   if taken = 0 then
