@@ -187,8 +187,8 @@ export function createLanes({
     ): number {
       const lane = laneOf(endpoint)
       const now = clock()
-      stuck.count(now)
       Object.assign(lane, { standing: endpoint.standing, hasManyRetries: endpoint.hasManyRetries })
+      stuck.count(now)
       if (!room.isRoomy(lane, now)) return 0
       const { most, mostKept, as } = room.releasable(lane, { comeAtOnce, now })
       const count = Math.min(wanted, most)
