@@ -43,6 +43,11 @@ function checkPadded({ body, headers }: Receipt, bytes: number, secret: string):
   return Number(/"data":{"n":(\d+)$/.exec(head.toString())?.[1])
 }
 
+const COUNT_HELD = `
+  create table times_held (delivery_id uuid);
+  create function note_held() returns trigger language plpgsql as 'begin insert into times_held values (new.delivery_id); return null; end';
+  create trigger note_held after update of held on waybill.deliveries for each row when (new.held) execute function note_held()`
+
 const jobs = (sql: Pool, state: string) =>
   sql`select retry_count from pgboss.job where name = 'deliveries' and state = ${state}`
 
@@ -155,11 +160,13 @@ suite('large payloads', { concurrency: 3 }, () => {
       if ('max_per_second' in before)
         await waitFor(async () => (await missed()).length === 1, { what: 'their moments to pass' })
       assert.equal(receiver.at('/paced').length, 0)
+      await sql.text(COUNT_HELD)
       held.open()
       await receiver.until(6, { path: '/paced' })
       const [first, , , fourth] = receiver.at('/paced').map(({ at }) => at)
       assert.ok(fourth! - first! > 400, `four within ${fourth! - first!} ms`)
       await finished(sql)
+      assert.deepEqual([...(await sql`select from times_held`)], [], 'they take slots while they have room')
     })
 
   test('that wait for room are sent to the URL, and signed with the secret, that their endpoint has by then', async (t) => {

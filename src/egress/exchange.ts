@@ -1,3 +1,4 @@
+import type { Dispatcher } from 'undici'
 import type { Connection } from './connections.ts'
 import { type AttemptError, ConnectError, type Failure } from './failure.ts'
 
@@ -11,7 +12,7 @@ const CLOSE_RACE_MS = 1000
 export const IDLE_ANSWER = new Error('the receiver had waited too long for a request')
 /** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
 const MAX_ANNOUNCEMENTS = 32
-/** How many headers these and the response may have together, for the same reason: each takes a microsecond or two. */
+/** How many headers these and the response, with its trailers, may have together, for the same reason: each takes a microsecond or two. */
 const MAX_HEADERS = 256
 
 /** How far one request has got on its connection. */
@@ -39,11 +40,19 @@ export const newExchange = (): Exchange => ({
   statusCode: null,
 })
 
-/** A head has come, of an announcement or of the answer, with so many headers. Returns what is wrong if that is too much. */
-export function noteHead(exchange: Exchange, status: number, headers: number): AttemptError | null {
-  exchange.headers += headers
+type Raw = Dispatcher.DispatchController['rawHeaders']
+
+/** Counts headers, or trailers, that have come. Returns whether they are too many. */
+export function hasTooMany(exchange: Exchange, raw: Raw): boolean {
+  // Names and values in turn.
+  exchange.headers += Array.isArray(raw) ? raw.length / 2 : 0
+  return exchange.headers > MAX_HEADERS
+}
+
+/** A head has come, of an announcement or of the answer. Returns what is wrong if that is too much. */
+export function noteHead(exchange: Exchange, status: number, raw: Raw): AttemptError | null {
   if (status < 200) exchange.announcements++
-  if (exchange.headers > MAX_HEADERS) return 'response_too_large'
+  if (hasTooMany(exchange, raw)) return 'response_too_large'
   return exchange.announcements > MAX_ANNOUNCEMENTS ? 'protocol_error' : null
 }
 

@@ -6,7 +6,7 @@ import { collectBody } from './body.ts'
 import { openDirectly, openThroughProxy } from './connect.ts'
 import { type Connection, createConnections } from './connections.ts'
 import { checkUrl } from './destination.ts'
-import { type Exchange, IDLE_ANSWER, isEarly, isOfConnection, newExchange, noteHead } from './exchange.ts'
+import { type Exchange, hasTooMany, IDLE_ANSWER, isEarly, isOfConnection, newExchange, noteHead } from './exchange.ts'
 import { type AttemptError, classify, type Failure, failure, LocalFault } from './failure.ts'
 import { createResolver } from './resolve.ts'
 
@@ -161,8 +161,7 @@ export function createSender({
             exchange.isAnswered = true
           },
           onResponseStart(controller, status, responseHeaders) {
-            // Names and values in turn.
-            const problem = noteHead(exchange, status, (controller.rawHeaders as Buffer[]).length / 2)
+            const problem = noteHead(exchange, status, controller.rawHeaders)
             if (problem !== null) {
               if (!end()) return
               using.cancel()
@@ -184,10 +183,12 @@ export function createSender({
           onResponseData(_controller, chunk) {
             if (!response.add(chunk)) cutOff()
           },
-          onResponseEnd() {
+          onResponseEnd(controller) {
             if (!end()) return
-            connections.give(using)
-            settle(false, judgeStatus(exchange.statusCode ?? 0))
+            const isLarge = hasTooMany(exchange, controller.rawTrailers)
+            if (isLarge) using.cancel()
+            else connections.give(using)
+            settle(false, isLarge ? failure('response_too_large') : judgeStatus(exchange.statusCode ?? 0))
           },
           onResponseError(_controller, error) {
             if (ended) return

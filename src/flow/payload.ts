@@ -44,7 +44,10 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
   // Counted, not weighed.
   const loads = createRoom(LOADS_AT_ONCE, { maxWaitMs: LOAD_PATIENCE_MS, refusal })
 
-  /** A paced endpoint's next time slot, as waybill.release_held gives them; null if it has none in the coming half second. */
+  /**
+   * A paced endpoint's next time slot, or null if it has none soon. Further ahead than waybill.release_held gives them, or that would
+   * have taken those of the next half second each time, for others that would wait for room, too, and miss them.
+   */
   async function takeSlot({ tenantId, endpointId }: Claim): Promise<number | null> {
     const [slot] = await unless(
       closing,
@@ -53,7 +56,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
         from waybill.endpoints p
         where p.tenant_id = ${tenantId} and p.endpoint_id = ${endpointId}
           and s.tenant_id = ${tenantId} and s.endpoint_id = ${endpointId}
-          and coalesce(s.next_slot, now()) < now() + interval '500 milliseconds'
+          and coalesce(s.next_slot, now()) < now() + interval '2 seconds'
         returning date_part('epoch', s.next_slot - interval '1 second' / p.max_per_second - now()) * 1000 as wait_ms`,
     )
     return slot ? performance.now() + slot.wait_ms : null

@@ -277,6 +277,18 @@ for (const [what, answer] of [
     assertFailed(await startSender(t).post(receiver.url), 'response_too_large')
   })
 
+test('a success with trailers without number is a failed attempt', async (t) => {
+  const chunked = 'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n'
+  for (const [count, error] of [
+    [200, null],
+    [300, 'response_too_large'],
+  ] as const) {
+    const receiver = await startRaw(t, `${chunked}${'a:\r\n'.repeat(count)}\r\n`)
+    const outcome = await startSender(t).post(receiver.url)
+    assert.deepEqual([outcome.statusCode, outcome.error, outcome.responseBody], [200, error, 'ok'])
+  }
+})
+
 test('a body that stalls right after a 2xx is a success that was cut off', async (t) => {
   const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n')
   const outcome = await startSender(t).post(receiver.url)
