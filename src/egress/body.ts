@@ -2,6 +2,8 @@ import { StringDecoder } from 'node:string_decoder'
 
 /** Bytes of a response body that are read and kept. */
 const MAX_RESPONSE_BYTES = 16_384
+/** In how many chunks they may come: each takes time from other attempts, and could be of one byte. */
+const MAX_CHUNKS = 1024
 
 type ResponseBody = {
   /** Takes a chunk; false when it went past the limit, so that no more need be read. */
@@ -17,10 +19,11 @@ type ResponseBody = {
 export function collectBody(): ResponseBody {
   let bytes: Buffer = Buffer.alloc(0)
   let length = 0
+  let chunks = 0
   let isCut = false
   return {
     add(chunk) {
-      isCut = length + chunk.length > MAX_RESPONSE_BYTES
+      isCut = length + chunk.length > MAX_RESPONSE_BYTES || ++chunks > MAX_CHUNKS
       if (length === 0) {
         bytes = Buffer.from(chunk.subarray(0, MAX_RESPONSE_BYTES))
         length = bytes.length

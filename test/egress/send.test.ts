@@ -344,6 +344,19 @@ test('an endless body is read to 16 KiB, counted by its status, and its socket c
   }
 })
 
+test('a body is read to a thousand chunks or so, however small they are, and counted by its status', async (t) => {
+  for (const [count, isCut] of [
+    [1000, false],
+    [5000, true],
+  ] as const) {
+    const chunks = `${'1\r\nx\r\n'.repeat(count)}0\r\n\r\n`
+    const receiver = await startRaw(t, `HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n${chunks}`)
+    const outcome = await startSender(t).post(receiver.url)
+    assert.deepEqual([outcome.error, outcome.responseTruncated], [null, isCut])
+    assert.equal(outcome.responseBody?.length === count, !isCut)
+  }
+})
+
 test('a body of exactly 16 KiB is whole, one byte more is not, and no character is cut in two', async (t) => {
   const answer = (body: string) =>
     startRaw(t, `HTTP/1.1 200 OK\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`)
