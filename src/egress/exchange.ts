@@ -43,7 +43,7 @@ export const newExchange = (): Exchange => ({
 type Raw = Dispatcher.DispatchController['rawHeaders']
 
 /** Counts headers, or trailers, that have come. Returns whether they are too many. */
-export function hasTooMany(exchange: Exchange, raw: Raw): boolean {
+export function hasTooManyHeaders(exchange: Exchange, raw: Raw): boolean {
   // Names and values in turn.
   exchange.headers += Array.isArray(raw) ? raw.length / 2 : 0
   return exchange.headers > MAX_HEADERS
@@ -52,7 +52,7 @@ export function hasTooMany(exchange: Exchange, raw: Raw): boolean {
 /** A head has come, of an announcement or of the answer. Returns what is wrong if that is too much. */
 export function noteHead(exchange: Exchange, status: number, raw: Raw): AttemptError | null {
   if (status < 200) exchange.announcements++
-  if (hasTooMany(exchange, raw)) return 'response_too_large'
+  if (hasTooManyHeaders(exchange, raw)) return 'response_too_large'
   return exchange.announcements > MAX_ANNOUNCEMENTS ? 'protocol_error' : null
 }
 

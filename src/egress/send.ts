@@ -6,7 +6,15 @@ import { collectBody } from './body.ts'
 import { openDirectly, openThroughProxy } from './connect.ts'
 import { type Connection, createConnections } from './connections.ts'
 import { checkUrl } from './destination.ts'
-import { type Exchange, hasTooMany, IDLE_ANSWER, isEarly, isOfConnection, newExchange, noteHead } from './exchange.ts'
+import {
+  type Exchange,
+  hasTooManyHeaders,
+  IDLE_ANSWER,
+  isEarly,
+  isOfConnection,
+  newExchange,
+  noteHead,
+} from './exchange.ts'
 import { type AttemptError, classify, type Failure, failure, LocalFault } from './failure.ts'
 import { createResolver } from './resolve.ts'
 
@@ -185,7 +193,7 @@ export function createSender({
           },
           onResponseEnd(controller) {
             if (!end()) return
-            const isLarge = hasTooMany(exchange, controller.rawTrailers)
+            const isLarge = hasTooManyHeaders(exchange, controller.rawTrailers)
             if (isLarge) using.cancel()
             else connections.give(using)
             settle(false, isLarge ? failure('response_too_large') : judgeStatus(exchange.statusCode ?? 0))

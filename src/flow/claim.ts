@@ -210,7 +210,8 @@ const MISSED_MS = 500
 export class Outdated extends Error {}
 
 /** Whether it has missed its time slot. */
-export const hasMissed = ({ startAt }: Claim) => startAt !== null && performance.now() > startAt + MISSED_MS
+export const hasMissed = ({ startAt }: Pick<Claim, 'startAt'>) =>
+  startAt !== null && performance.now() > startAt + MISSED_MS
 
 /** Notes that the worker that has these claims is alive. One that was late remains so: it may be somebody else's by now. */
 export async function touch(sql: Db, claims: ClaimedJob[]): Promise<void> {

@@ -12,8 +12,8 @@ import {
   stuckIn,
   takeStaleFrom,
 } from './lane.ts'
+import { createLaneRoom } from './lane-room.ts'
 import { createRefusals } from './refusals.ts'
-import { createRoom } from './room.ts'
 import { createSlotTurns } from './slot-turns.ts'
 import { createStuckSlots } from './stuck-slots.ts'
 
@@ -54,7 +54,7 @@ export function createLanes({
   const stuck = createStuckSlots(slots)
   const turns = createSlotTurns(slots)
   const refusals = createRefusals(stuck, turns)
-  const room = createRoom({ cap, slots, stuck, turns })
+  const room = createLaneRoom({ cap, slots, stuck, turns })
   function laneOf({ tenantId, endpointId }: Endpoint): Lane {
     let lane = lanes.get(endpointId)
     if (lane === undefined) {

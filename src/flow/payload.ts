@@ -46,7 +46,8 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
 
   /**
    * A paced endpoint's next time slot, or null if it has none soon. Further ahead than waybill.release_held gives them, or that would
-   * have taken those of the next half second each time, for others that would wait for room, too, and miss them.
+   * have taken those of the next half second each time, for others that would wait for room, too, and miss them; and not for so long
+   * that a change of the endpoint would not apply in time.
    */
   async function takeSlot({ tenantId, endpointId }: Claim): Promise<number | null> {
     const [slot] = await unless(
@@ -56,14 +57,14 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
         from waybill.endpoints p
         where p.tenant_id = ${tenantId} and p.endpoint_id = ${endpointId}
           and s.tenant_id = ${tenantId} and s.endpoint_id = ${endpointId}
-          and coalesce(s.next_slot, now()) < now() + interval '2 seconds'
+          and coalesce(s.next_slot, now()) < now() + interval '1.5 seconds'
         returning date_part('epoch', s.next_slot - interval '1 second' / p.max_per_second - now()) * 1000 as wait_ms`,
     )
     return slot ? performance.now() + slot.wait_ms : null
   }
 
-  /** `startAt`: when the attempt may start, by performance.now(); null if not now, so that it has to be held. */
-  async function load(claim: Claim): Promise<Row & { startAt: number | null }> {
+  /** `startAt`: the time slot of a paced endpoint; null in all if the delivery has to be held. */
+  async function load(claim: Claim): Promise<(Row & Pick<Claim, 'startAt'>) | null> {
     const [row] = await unless(
       closing,
       pool<Row[]>`
@@ -76,9 +77,11 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
     )
     // There always is one: retention keeps the event of an unfinished delivery, and endpoints are never deleted.
     if (row === undefined) throw new Error('the event is gone')
-    if (!row.is_active || (row.ordered && claim.atOnce !== 1)) return { ...row, startAt: null }
-    const needsSlot = row.paced && (claim.startAt === null || hasMissed(claim))
-    return { ...row, startAt: needsSlot ? await takeSlot(claim) : performance.now() }
+    if (!row.is_active || (row.ordered && claim.atOnce !== 1)) return null
+    if (!row.paced) return { ...row, startAt: null }
+    const mayKeep = claim.startAt !== null && !hasMissed(claim)
+    const startAt = mayKeep ? claim.startAt : await takeSlot(claim)
+    return startAt === null ? null : { ...row, startAt }
   }
 
   const loadInTurn = (claim: Claim) =>
@@ -99,8 +102,9 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
       claim.payloadBytes,
       async () => {
         const row = await loadInTurn(claim)
-        if (row.startAt === null) throw new Outdated()
-        await until(row.startAt, closing)
+        if (row === null) throw new Outdated()
+        if (row.startAt !== null) await until(row.startAt, closing)
+        if (hasMissed(row)) throw new Outdated()
         return await work({ ...claim, url: row.url, secrets: secretsOf(row) }, row.payload)
       },
       closing,

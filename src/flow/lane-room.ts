@@ -21,7 +21,7 @@ type Releasable = {
  * How much room the endpoints of a process with so many `slots` have in it, by what `stuck` has counted last. `now` is in milliseconds
  * by the clock of the lanes.
  */
-export function createRoom({
+export function createLaneRoom({
   cap,
   slots,
   stuck,
