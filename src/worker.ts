@@ -106,20 +106,20 @@ export async function startWorker(deps: {
     slots: deps.concurrency,
     log,
     worthClaiming: lanes.worthClaiming,
-    async fetch(kind, { max, thorough, occupy, crowding, isCrowding }) {
+    tooMany: inHand.tooMany,
+    async fetch(kind, { max, thorough, mayWait, occupy, crowding, isCrowding }) {
       const claimed = await claim({ kind, max, thorough, crowding })
       const full: Claim[] = []
       const surplus: Claim[] = []
       for (const claim of claimed.send) {
         inHand.take(claim, occupy)
         const isTooMuch = claim.withinQuota === null || isCrowding(claim.tenantId, isPreferred(claim))
-        const verdict = isTooMuch ? 'crowding' : lanes.admit(claim)
+        const verdict = isTooMuch ? 'crowding' : lanes.admit(claim, { mayWait })
         if (verdict === 'start') attempts.start(claim)
-        else if (verdict === 'line') inHand.lineUp(claim)
         else if (verdict === 'full') full.push(claim)
         else if (verdict === 'crowding') surplus.push(claim)
         else if (kind === 'retry') inHand.takeSlot(claim)
-        else inHand.wait(claim)
+        else inHand.wait(claim, verdict)
       }
       const { unsendable, obsolete } = claimed
       for (const job of unsendable) inHand.take(job, occupy)

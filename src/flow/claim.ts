@@ -55,7 +55,7 @@ export type Claim = {
 export type UnderWay = { since: number; isReleased: boolean }
 
 /**
- * `freeSlot` is null while it has no slot. `isInLine`: it waits for one of its tenant's. `isAnswered`: its request is over, its slot
+ * `freeSlot` is null while it has no slot. `waitsFor`: whose slot it waits for, if it does. `isAnswered`: its request is over, its slot
  * free, and its record not stored yet.
  */
 export type Hand = {
@@ -63,7 +63,7 @@ export type Hand = {
   occupy: (tenantId: string) => () => void
   freeSlot: (() => void) | null
   isAnswered: boolean
-  isInLine: boolean
+  waitsFor: 'endpoint' | 'tenant' | null
 }
 
 /** What it takes to put a claimed job away. */

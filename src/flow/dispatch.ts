@@ -6,6 +6,7 @@ import { createThoroughness } from './thorough.ts'
 type Fetch = {
   max: number
   thorough: boolean
+  mayWait: boolean
   occupy: (tenantId: string) => () => void
   crowding: string[]
   isCrowding: (tenantId: string, preferred: boolean) => boolean
@@ -15,6 +16,11 @@ type Fetch = {
 const POLL_MS = 500
 /** How long a fetch waits at most for more free slots when few are: a fetch for several costs no more than one for a single slot. */
 const PAUSE_MS = 5
+/**
+ * When no slot has become free for so long while too many wait, endpoints hang that were quick. Then others' are looked for behind what
+ * waits for them, and what is claimed for these is held.
+ */
+const STANDSTILL_MS = 30
 /** Six bundles (sql/functions/bundles.sql). More at once would often be more than an endpoint may have waiting here, and be held. */
 const MAX_BATCH = 96
 /** The part that one tenant's retries may take of the slots that other tenants leave to retries, and of that those not preferred. */
@@ -29,13 +35,15 @@ const PART = 7 / 8
  * then it searches the whole queue (`thorough`). For each item under way it occupies a slot with `occupy`, and calls the returned
  * function when the item ends; calling it again does nothing. `isCrowding` tells whether a tenant's retries have taken so many slots
  * that no more of them may start: the last ones are for those that are `preferred`. `crowding` are the tenants of which no others may.
- * `worthClaiming`: how many first attempts to ask for at most, however many slots are free.
+ * `worthClaiming`: how many first attempts to ask for at most, however many slots are free. `tooMany`: how many slots to leave free, as
+ * that many more wait than may. While nothing moves they are used all the same, but for nothing that would have to wait (`mayWait`).
  * `wake` announces first attempts, and if `retries` those too. `hasBacklog`: whether the last fetch left first attempts in the queue.
  */
 export function startDispatcher(options: {
   slots: number
   log: Log
   worthClaiming: () => number
+  tooMany: () => number
   fetch: (kind: Kind, how: Fetch) => Promise<boolean>
 }): Omit<Loop, 'wake'> & { wake(retries?: boolean): void; hasBacklog: () => boolean } {
   const { slots } = options
@@ -43,8 +51,9 @@ export function startDispatcher(options: {
   const { first, retry } = kinds
   /** How many slots each tenant's retries have. */
   const retriesOf = new Map<string, number>()
-  /** Ends the wait for more free slots. */
+  /** Ends the wait for more free slots, if they are enough. */
   let goOn = () => {}
+  let isEnough = () => true
   let lastLook = -POLL_MS
   let looks = 0
 
@@ -63,12 +72,12 @@ export function startDispatcher(options: {
       if (!isOccupied) return
       isOccupied = false
       count(kind, tenantId, -1)
-      if (isWorthwhile()) goOn()
+      if (isEnough()) goOn()
       if (isExpected(first) || isExpected(retry)) loop.wake()
     }
   }
 
-  async function fetch(kind: Kind, room: number): Promise<void> {
+  async function fetch(kind: Kind, room: number, mayWait = true): Promise<void> {
     const own = kinds[kind]
     const max = Math.min(Math.floor(room), own.most)
     if (max <= 0) return
@@ -78,6 +87,7 @@ export function startDispatcher(options: {
       options.fetch(kind, {
         max,
         thorough,
+        mayWait,
         occupy: (tenantId) => occupy(kind, tenantId),
         crowding,
         isCrowding: (tenantId, preferred) => kind === 'retry' && isCrowding(tenantId, preferred),
@@ -96,13 +106,15 @@ export function startDispatcher(options: {
     return free() >= many && (!first.hasBacklog || options.worthClaiming() >= many)
   }
 
-  const forMoreSlots = () =>
+  const forSlots = (ms: number, areEnough: () => boolean) =>
     new Promise<void>((resolve) => {
       goOn = resolve
-      setTimeout(resolve, PAUSE_MS)
+      isEnough = areEnough
+      setTimeout(resolve, ms)
     })
 
-  const free = () => slots - first.occupied - retry.occupied
+  const empty = () => slots - first.occupied - retry.occupied
+  const free = () => empty() - options.tooMany()
   const mostRetries = () => Math.floor(Math.max(1, slots / (first.hasBacklog ? 4 : 2)))
   const freeForRetries = () => Math.min(free(), mostRetries() - retry.occupied)
 
@@ -115,8 +127,13 @@ export function startDispatcher(options: {
   }
 
   async function run(): Promise<boolean> {
-    if (free() <= 0) return false
-    if (!isWorthwhile() && (first.hasBacklog || retry.hasBacklog)) await forMoreSlots()
+    if (free() <= 0) {
+      if (empty() <= 0 || !isExpected(first)) return false
+      await forSlots(STANDSTILL_MS, () => free() > 0)
+      if (free() <= 0) await fetch('first', empty(), false)
+      return true
+    }
+    if (!isWorthwhile() && (first.hasBacklog || retry.hasBacklog)) await forSlots(PAUSE_MS, isWorthwhile)
     const mustLook = performance.now() - lastLook >= POLL_MS
     if (mustLook) {
       lastLook = performance.now()

@@ -32,12 +32,8 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   const { pool, closing, log } = deps
   /** Claims, not deliveries: when one lapses, this same worker may claim the delivery again. */
   const kept = new Line<ClaimedJob>()
-  /**
-   * How many claims have no slot: those that wait or are being put away, `inLine` of these for a slot of their tenant, and those that
-   * only remain to be recorded.
-   */
-  let waiting = 0
-  let inLine = 0
+  /** How many claims have no slot and wait for one of their endpoint or tenant, or only remain to be recorded. */
+  const waiting = { endpoint: 0, tenant: 0 }
   let answered = 0
   const mostAnswered = UNRECORDED * deps.slots
 
@@ -52,27 +48,24 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     Object.assign(told, { at: performance.now(), since: 0 })
   }
 
-  function leaveLine(hand: Hand): void {
-    if (!hand.isInLine) return
-    hand.isInLine = false
-    inLine--
+  function waitNoMore(hand: Hand): void {
+    if (hand.waitsFor !== null) waiting[hand.waitsFor]--
+    hand.waitsFor = null
   }
 
   function takeSlot({ tenantId, hand }: ClaimedJob): void {
     if (hand?.freeSlot !== null) return
     hand.freeSlot = hand.occupy(tenantId)
-    waiting--
-    leaveLine(hand)
+    waitNoMore(hand)
   }
 
   function letGo(claims: ClaimedJob[]): void {
     for (const claim of claims) {
       if (claim.hand === null) continue
       kept.leave(claim.hand.place)
-      if (claim.hand.freeSlot === null) waiting--
-      else claim.hand.freeSlot()
+      claim.hand.freeSlot?.()
       if (claim.hand.isAnswered) answered--
-      leaveLine(claim.hand)
+      waitNoMore(claim.hand)
       claim.hand = null
     }
   }
@@ -105,27 +98,24 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   return {
     /** Takes a claim in hand, without a slot: `takeSlot` gives it one. */
     take(claim: ClaimedJob, occupy: (tenantId: string) => () => void): void {
-      claim.hand = { place: kept.join(claim), occupy, freeSlot: null, isAnswered: false, isInLine: false }
-      waiting++
+      claim.hand = { place: kept.join(claim), occupy, freeSlot: null, isAnswered: false, waitsFor: null }
     },
 
     /** A claim gets under way. */
     takeSlot,
 
-    /** A claim waits for its endpoint. If more than `slots` wait already, it takes a slot for that, which slows claiming down. */
-    wait(claim: ClaimedJob): void {
-      if (waiting - inLine > deps.slots) takeSlot(claim)
+    /** A claim waits for a slot that its endpoint, or another of its tenant, leaves. */
+    wait({ hand }: ClaimedJob, waitsFor: 'endpoint' | 'tenant'): void {
+      if (hand === null) return
+      hand.waitsFor = waitsFor
+      waiting[waitsFor]++
     },
 
     /**
-     * The same for a claim that waits for a slot of its tenant, which has all that it may have. Apart from the others, and twice as
-     * many: with slots for that, such a tenant would have even more, and what is another's would not be claimed.
+     * How many more wait than may. So many slots are to be left free, which slows claiming down. Those in line for their tenant's
+     * are apart from the others, and twice as many: if they slowed it down as soon, what is another tenant's would not be claimed.
      */
-    lineUp(claim: Claim): void {
-      if (claim.hand === null) return
-      claim.hand.isInLine = true
-      if (++inLine > 2 * deps.slots) takeSlot(claim)
-    },
+    tooMany: (): number => Math.max(0, waiting.endpoint - deps.slots) + Math.max(0, waiting.tenant - 2 * deps.slots),
 
     /**
      * The request of a claim is over: its slot is free while the attempt is recorded. False if too many wait to be recorded;

@@ -79,10 +79,10 @@ export function createLanes({
 
   return {
     /**
-     * `start` it now, let it `wait` here for a slot of its endpoint, or in `line` for one of its tenant's, which has all that it may have,
+     * `start` it now, let it wait here for a slot of its `endpoint`, or for one of its `tenant`, which has all that it may have,
      * or `full`: it has to be held.
      */
-    admit(claim: Claim): 'start' | 'wait' | 'line' | 'full' {
+    admit(claim: Claim, { mayWait = true } = {}): 'start' | 'endpoint' | 'tenant' | 'full' {
       const lane = laneOf(claim)
       const now = clock()
       stuck.count(now)
@@ -105,7 +105,7 @@ export function createLanes({
         turns.leave(lane)
       } else {
         const hasNone = lane.started.size === 0
-        if (lane.waiting.length >= room.mostWaiting(lane, claim, now)) return 'full'
+        if (!mayWait || lane.waiting.length >= room.mostWaiting(lane, claim, now)) return 'full'
         if (hasNone && !room.mayLineUp(lane)) return refusals.refuse(claim, lane, now)
         lane.waiting.push({ claim, since: now })
         if (hasNone) turns.join(lane)
@@ -114,7 +114,7 @@ export function createLanes({
       refusals.accept(claim)
       if (isNew && !lane.turn) stuck.add(lane, 1, { isReleased, now })
       if (claim.underWay && !hasPlace) stuck.take(lane, 1)
-      return claim.underWay ? 'start' : turns.areTaken && stuck.mayTake(lane) <= 0 ? 'line' : 'wait'
+      return claim.underWay ? 'start' : turns.areTaken && stuck.mayTake(lane) <= 0 ? 'tenant' : 'endpoint'
     },
 
     /**

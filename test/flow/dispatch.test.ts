@@ -14,16 +14,18 @@ const assertAtOnce = (waits: number[]) => assert.ok(Math.min(...waits) < 250, `i
 function start(
   t: TestContext,
   waiting: Record<Kind, number>,
-  { slots = 80, keep = true, worthClaiming = () => Infinity } = {},
+  { slots = 80, keep = true, worthClaiming = () => Infinity, tooMany = (): number => 0 } = {},
 ) {
   const ends: { kind: Kind; end: () => void }[] = []
-  const seen = { most: 0, fetches: 0, asked: { first: [] as number[], retry: [] as number[] } }
+  const seen = { most: 0, fetches: 0, passing: 0, asked: { first: [] as number[], retry: [] as number[] } }
   const loop = startDispatcher({
     slots,
     log,
     worthClaiming,
-    async fetch(kind, { max, occupy }) {
+    tooMany,
+    async fetch(kind, { max, mayWait, occupy }) {
       seen.fetches++
+      if (!mayWait) seen.passing++
       seen.asked[kind].push(max)
       await new Promise((resolve) => setImmediate(resolve))
       const found = Math.min(max, waiting[kind])
@@ -57,6 +59,25 @@ suite('the dispatcher', () => {
     assert.deepEqual(seen.asked.first.slice(0, 2), [7, 7])
     assert.equal(seen.asked.retry[0], 20)
     assert.equal(ends.length, 54)
+  })
+
+  test('leaves as many slots free as too many wait, and uses them for what need not wait if no slot becomes free', async (t) => {
+    const wait = { tooMany: 60 }
+    const { ends, seen, end } = start(t, { first: 1000, retry: 0 }, { tooMany: () => wait.tooMany })
+    await waitFor(() => seen.passing > 0)
+    assert.deepEqual(seen.asked.first, [19, 1, 60], 'one is kept for a look at the retries')
+    await waitFor(() => ends.length === 80)
+
+    wait.tooMany = 0
+    const { passing } = seen
+    end(80)
+    await waitFor(() => ends.length === 80)
+    assert.equal(seen.passing, passing, 'as there is room')
+
+    wait.tooMany = 1
+    end(1)
+    await waitFor(() => seen.passing > passing)
+    assert.equal(seen.asked.first.at(-1), 1)
   })
 
   test('tells of a backlog as long as a fetch leaves first attempts in the queue', async (t) => {
@@ -104,6 +125,7 @@ suite('the dispatcher', () => {
       slots: 128,
       log,
       worthClaiming: () => Infinity,
+      tooMany: () => 0,
       async fetch(kind, { occupy, isCrowding }) {
         if (kind === 'first') {
           if (seen.length > 0) keptFromFirst.push(isCrowding('a', false))
@@ -192,6 +214,7 @@ suite('the dispatcher', () => {
       slots: 500,
       log,
       worthClaiming: () => Infinity,
+      tooMany: () => 0,
       async fetch(kind, { max }) {
         await new Promise((resolve) => setImmediate(resolve))
         if (kind === 'retry' || asked.length === expected.length) return false

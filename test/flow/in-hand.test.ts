@@ -18,7 +18,7 @@ const claimOf = (id: string): ClaimedJob => ({
   hand: null,
 })
 
-test('as many as there are slots wait without one, and who is under way has one until it is let go', () => {
+test('who is under way has a slot until it is let go', () => {
   const pool = null as never // Nothing is put away here.
   const inHand = createInHand({ pool, slots: 2, closing: new AbortController().signal, log: createLog('silent') })
   const slots = new Set<object>()
@@ -31,10 +31,10 @@ test('as many as there are slots wait without one, and who is under way has one 
     const claim = claimOf(String(nth))
     inHand.take(claim, takeSlot)
     if (nth === 0) inHand.takeSlot(claim)
-    else inHand.wait(claim)
+    else inHand.wait(claim, 'endpoint')
     return claim
   }) as [ClaimedJob, ...ClaimedJob[]]
-  assert.equal(slots.size, 2, 'the one that is under way, and the third that waits')
+  assert.equal(slots.size, 1)
 
   inHand.answered(started)
   for (const claim of waiting) inHand.takeSlot(claim)
@@ -44,31 +44,32 @@ test('as many as there are slots wait without one, and who is under way has one 
   assert.deepEqual(inHand.all(), [])
 })
 
-test('twice as many as there are slots stand in line without one, beside those that wait for their endpoints', () => {
+test('as many as there are slots may wait for their endpoints, and beside them twice as many for their tenants', () => {
   const pool = null as never
   const inHand = createInHand({ pool, slots: 2, closing: new AbortController().signal, log: createLog('silent') })
-  let taken = 0
-  const take = (count: number, place: 'lineUp' | 'wait') =>
+  const wait = (count: number, waitsFor: 'endpoint' | 'tenant') =>
     Array.from({ length: count }, (_, nth) => {
-      const claim = claimOf(`${place} ${nth}`) as Claim
-      inHand.take(claim, () => {
-        taken++
-        return () => {}
-      })
-      inHand[place](claim)
+      const claim = claimOf(`${waitsFor} ${nth}`) as Claim
+      inHand.take(claim, () => () => {})
+      inHand.wait(claim, waitsFor)
       return claim
     })
-  const [started, given] = take(5, 'lineUp') as [Claim, Claim]
-  assert.equal(taken, 1, 'the fifth that stands in line')
-  take(3, 'wait')
-  assert.equal(taken, 2, 'the third that waits for its endpoint')
+  const [started, given] = wait(4, 'tenant') as [Claim, Claim]
+  wait(2, 'endpoint')
+  assert.equal(inHand.tooMany(), 0)
+  wait(1, 'tenant')
+  assert.equal(inHand.tooMany(), 1)
+  wait(1, 'endpoint')
+  assert.equal(inHand.tooMany(), 2)
 
   inHand.takeSlot(started)
+  assert.equal(inHand.tooMany(), 1, 'one that waited is under way')
   inHand.letGo([given])
-  take(2, 'lineUp')
-  assert.equal(taken, 3, 'whoever has left the line makes room in it')
-  take(1, 'lineUp')
-  assert.equal(taken, 4)
+  assert.equal(inHand.tooMany(), 1, 'one less waits than may')
+  wait(1, 'tenant')
+  assert.equal(inHand.tooMany(), 1)
+  wait(1, 'tenant')
+  assert.equal(inHand.tooMany(), 2)
 })
 
 test('what has been recorded makes room for others to be recorded without a slot', () => {

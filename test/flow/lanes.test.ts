@@ -38,7 +38,7 @@ function setUp(slots = SLOTS) {
     for (let n = 0; n < count; n++) {
       const claim = claimOf(endpointId, more)
       const verdict = lanes.admit(claim)
-      verdicts[verdict === 'line' ? 'wait' : verdict]++
+      verdicts[verdict === 'start' || verdict === 'full' ? verdict : 'wait']++
       if (verdict === 'start') begin(claim)
     }
     return verdicts
@@ -408,9 +408,9 @@ suite('lanes', () => {
   for (const atOnce of [null, 1])
     test(`endpoints whose tenant’s others have all its slots get the next ones that they leave (${atOnce ?? 'many'} at once)`, () => {
       const { started, busy, other, finish, waitingIn } = crowd()
-      assert.equal(other('first', { atOnce }), 'line')
+      assert.equal(other('first', { atOnce }), 'tenant')
       assert.equal(other('first', { atOnce }), 'full', 'one of each endpoint waits')
-      assert.equal(other('second', { atOnce }), 'line')
+      assert.equal(other('second', { atOnce }), 'tenant')
       finish(busy[0]!, 1)
       assert.equal(started.get('first')?.length, 1)
       finish(busy[1]!, 1)
@@ -429,7 +429,7 @@ suite('lanes', () => {
     assert.equal(reserve(busy[0]!), 0, 'nor is more for one that is quick')
     finish(busy[0]!, 1)
     assert.equal(started.get(busy[0]!)?.length, 1, 'no slot waits for what is not here yet')
-    assert.equal(other('released'), 'line')
+    assert.equal(other('released'), 'tenant')
     finish(busy[1]!, 1)
     assert.equal(started.get('released')?.length, 1)
   })
@@ -437,10 +437,10 @@ suite('lanes', () => {
   test('as many endpoints of a tenant as have slots wait for one, and as many again for which something is released', () => {
     const { lanes, other, reserve, tick } = crowd()
     const all = (ask: (endpointId: string) => unknown) => Array.from({ length: 200 }, (_, nth) => ask(`${nth}`))
-    const count = (verdicts: unknown[]) => verdicts.filter((one) => one === 'line' || one === 1).length
+    const count = (verdicts: unknown[]) => verdicts.filter((one) => one === 'tenant' || one === 1).length
     assert.equal(count(all((one) => other(`new ${one}`))), 112)
     assert.equal(count(all((one) => reserve(`released ${one}`))), 112)
-    assert.equal(other('released 0'), 'line')
+    assert.equal(other('released 0'), 'tenant')
     tick(501)
     lanes.takeStale()
     assert.equal(count(all((one) => reserve(`more ${one}`))), 111, 'what has not come in time has lost its turn')
@@ -453,7 +453,7 @@ suite('lanes', () => {
     finish(busy[0]!, 1)
     tick(1)
     assert.equal(other('released', { atOnce: 2 }), 'start')
-    assert.equal(other('released', { atOnce: 2 }), 'line')
+    assert.equal(other('released', { atOnce: 2 }), 'tenant')
     finish(busy[1]!, 1)
     assert.equal(started.get(busy[1]!)?.length, 1)
   })
@@ -520,7 +520,7 @@ suite('lanes', () => {
   for (const standing of ['unsure', 'failing'] as const)
     test(`an endpoint that is ${standing} gets a slot of its tenant’s others that are well`, () => {
       const { started, busy, other, finish } = crowd()
-      assert.equal(other('one', { standing }), 'line')
+      assert.equal(other('one', { standing }), 'tenant')
       finish(busy[0]!, 1)
       assert.equal(started.get('one')?.length, 1)
     })
@@ -575,8 +575,9 @@ suite('lanes', () => {
     const claims = ['a', 'b', 'a', 'c'].map((deliveryId) => claimOf('e', { deliveryId, atOnce: 2 }))
     assert.deepEqual(
       claims.map((claim) => lanes.admit(claim)),
-      ['start', 'start', 'wait', 'wait'],
+      ['start', 'start', 'endpoint', 'endpoint'],
     )
+    assert.equal(lanes.admit(claimOf('e', { atOnce: 2 }), { mayWait: false }), 'full')
     assert.equal(lanes.next(claims[0]!), claims[2])
     assert.equal(lanes.busy('e'), 3)
     assert.equal(lanes.next(claims[1]!), claims[3])
@@ -805,7 +806,7 @@ suite('lanes', () => {
 
   test('nor does one for having waited for its moment in a slot of its tenant’s others', () => {
     const { lanes, busy, other, finish, tick } = crowd()
-    assert.equal(other('paced', { startAt: 1_001_000 }), 'line')
+    assert.equal(other('paced', { startAt: 1_001_000 }), 'tenant')
     finish(busy[0]!, 1)
     tick(900)
     finish('paced', 1)
