@@ -1,29 +1,27 @@
-import { isTooSlow } from '../db/errors.ts'
 import type { Db, Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { type Loop, startLoop } from './loop.ts'
+import { createPortion } from './portion.ts'
 
 const LOOK_MS = 500
 const MAX_BATCH = 100
 
 /**
- * Publishes what the service has to tell its tenants (`waybill.announce`) as events like any other. After a batch that took too
- * long, the next is half as large, since everybody's announcements wait behind it.
+ * Publishes what the service has to tell its tenants (`waybill.announce`) as events like any other, fewer at once if they take too
+ * long, since everybody's announcements wait behind them.
  */
 export function startAnnouncing(pool: Pool, log: Log): Loop {
-  let most = MAX_BATCH
+  const portion = createPortion(MAX_BATCH)
   return startLoop({
     name: 'announce',
     idleMs: LOOK_MS,
     log,
     async run() {
-      const asked = most
-      const telling = pool<{ told: number }[]>`select waybill.publish_announcements(${asked})::int as told`
-      const [row] = await telling.catch((error: unknown) => {
-        if (isTooSlow(error)) most = Math.ceil(asked / 2)
-        throw error
-      })
-      most = Math.min(2 * asked, MAX_BATCH)
+      const asked = portion.most()
+      const [row] = await portion.try(
+        asked,
+        () => pool<{ told: number }[]>`select waybill.publish_announcements(${asked})::int as told`,
+      )
       return row?.told === asked
     },
   })

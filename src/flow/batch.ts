@@ -1,6 +1,7 @@
-import { isRefusal, isRetryable, isTooSlow } from '../db/errors.ts'
+import { isRefusal, isRetryable } from '../db/errors.ts'
 import { giveWay } from '../db/retried.ts'
 import { inTurn } from '../in-turn.ts'
+import { createPortion } from './portion.ts'
 
 /** A batch that takes longer has waited for other processes' batches: for the database's attention, or for locks. */
 const BUSY_MS = 6
@@ -10,9 +11,9 @@ const PAUSE_MS = 4
  * Natural batches: whatever arrived while the last batch ran is the next batch; a lone item is a batch of one. Nothing waits for
  * a timer, unless the database is busy with other processes' batches: then fewer and larger ones get everybody through sooner.
  *
- * `run` gets 1 to `max` items and returns one result per item, in order. After a batch that took the database too long it gets
- * half as many. If the database refuses a batch, its items run one by one, so that a bad one fails alone. An item that has waited
- * longer than `patienceMs` is rejected: nobody waits for it any more, and the others are served sooner.
+ * `run` gets 1 to `max` items, fewer after a batch that took the database too long, and returns one result per item, in order. If the
+ * database refuses a batch, its items run one by one, so that a bad one fails alone. An item that has waited longer than `patienceMs` is
+ * rejected: nobody waits for it any more, and the others are served sooner.
  */
 export function createBatcher<Item, Result>(options: {
   max: number
@@ -28,21 +29,19 @@ export function createBatcher<Item, Result>(options: {
   const { maxWeight = Infinity, weigh = () => 0, owner = () => '' } = options
   let waiting: Waiting[] = []
   let running = false
-  let most = options.max
+  const portion = createPortion(options.max)
 
   /** Returns a function that tells the waiting callers how it went. */
   async function run(batch: Waiting[]): Promise<() => void> {
     try {
-      const results = await options.run(batch.map((entry) => entry.item))
+      const results = await portion.try(batch.length, () => options.run(batch.map((entry) => entry.item)))
       // Each caller's result is found by its position, so if one is missing, nobody can be given theirs.
       if (results.length !== batch.length) throw new Error(`${results.length} results for ${batch.length} items`)
-      most = Math.min(2 * most, options.max)
       return () =>
         batch.forEach((entry, index) => {
           entry.resolve(results[index] as Result)
         })
     } catch (error) {
-      if (isTooSlow(error)) most = Math.ceil(batch.length / 2)
       if (isRetryable(error)) {
         await giveWay()
         return await run(batch)
@@ -77,7 +76,7 @@ export function createBatcher<Item, Result>(options: {
     const tookAll = waiting.length === 0
     void run(batch).then((tell) => {
       const isBusy = tookAll && performance.now() - begun > BUSY_MS
-      if (isBusy && waiting.length > 0 && waiting.length < most) setTimeout(goOn, PAUSE_MS)
+      if (isBusy && waiting.length > 0 && waiting.length < portion.most()) setTimeout(goOn, PAUSE_MS)
       else goOn()
       // Told a turn later: the database gets the next batch in this turn, and works on it while the callers of this one go on.
       setImmediate(tell)
@@ -95,7 +94,7 @@ export function createBatcher<Item, Result>(options: {
     const passedOver = new Set<string>()
     let weight = 0
     for (const entry of inTurn(waiting, ({ item }) => owner(item))) {
-      if (batch.size === most || weight > maxWeight) break
+      if (batch.size === portion.most() || weight > maxWeight) break
       const own = weigh(entry.item)
       if (batch.size > 0 && weight + own > maxWeight) passedOver.add(owner(entry.item))
       if (passedOver.has(owner(entry.item))) continue

@@ -1,6 +1,7 @@
 import type { Log } from '../log.ts'
 import type { Kind } from './claim.ts'
 import { type Loop, startLoop } from './loop.ts'
+import { createPortion } from './portion.ts'
 import { createThoroughness } from './thorough.ts'
 
 type Fetch = {
@@ -79,25 +80,22 @@ export function startDispatcher(options: {
 
   async function fetch(kind: Kind, room: number, mayWait = true): Promise<void> {
     const own = kinds[kind]
-    const max = Math.min(Math.floor(room), own.most)
+    const max = Math.min(Math.floor(room), own.portion.most())
     if (max <= 0) return
     own.isAnnounced = false
     const crowding = kind === 'retry' ? [...retriesOf.keys()].filter((tenantId) => isCrowding(tenantId, false)) : []
-    const asked = own.look((thorough) =>
-      options.fetch(kind, {
-        max,
-        thorough,
-        mayWait,
-        occupy: (tenantId) => occupy(kind, tenantId),
-        crowding,
-        isCrowding: (tenantId, preferred) => kind === 'retry' && isCrowding(tenantId, preferred),
-      }),
+    own.hasBacklog = await own.portion.try(max, () =>
+      own.look((thorough) =>
+        options.fetch(kind, {
+          max,
+          thorough,
+          mayWait,
+          occupy: (tenantId) => occupy(kind, tenantId),
+          crowding,
+          isCrowding: (tenantId, preferred) => kind === 'retry' && isCrowding(tenantId, preferred),
+        }),
+      ),
     )
-    own.hasBacklog = await asked.catch((error: unknown) => {
-      own.most = Math.ceil(max / 2)
-      throw error
-    })
-    own.most = Math.min(2 * own.most, MAX_BATCH)
   }
 
   /** Whether so many slots are free, and of use, that waiting for more would gain little. */
@@ -169,8 +167,8 @@ const newState = () => ({
   hasBacklog: false,
   /** Whether some may have come since the last fetch. */
   isAnnounced: true,
-  /** How many a fetch may ask for: half as many after one that failed, since its answer may have been too much to arrive in time. */
-  most: MAX_BATCH,
+  /** How many a fetch may ask for. The answer of any that failed may have been too much to arrive in time. */
+  portion: createPortion(MAX_BATCH, () => true),
   look: createThoroughness(),
 })
 

@@ -1,10 +1,10 @@
-import { isTooSlow } from '../db/errors.ts'
 import type { Pool } from '../db/open.ts'
 import { retried } from '../db/retried.ts'
 import type { Log } from '../log.ts'
 import type { Standing } from './claim.ts'
 import type { Lanes } from './lanes.ts'
 import { type Loop, startLoop } from './loop.ts'
+import { createPortion } from './portion.ts'
 
 /** Held deliveries are looked at this often, and whenever more may go out. */
 const LOOK_MS = 250
@@ -34,7 +34,6 @@ type Candidate = {
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
  * for which this worker's lanes have room. `hasBacklog` tells whether first attempts wait in the queue: those released that are not
  * urgent (waybill.release_held) come after them. `leaseSeconds`: how long a probe may be under way before another takes its place.
- * After a release that took too long, the next is half as large.
  */
 export function startReleaser(deps: {
   pool: Pool
@@ -44,7 +43,7 @@ export function startReleaser(deps: {
   log: Log
 }): Loop {
   const { pool, lanes } = deps
-  let mostAtOnce = MAX_RELEASED
+  const portion = createPortion(MAX_RELEASED)
   return startLoop({
     name: 'release',
     idleMs: LOOK_MS,
@@ -53,6 +52,7 @@ export function startReleaser(deps: {
     async run() {
       const candidates = await findCandidates(pool)
       lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
+      const mostAtOnce = portion.most()
       let asked = 0
       const part = Math.max(PART, Math.floor(mostAtOnce / candidates.length))
       const granted = candidates.flatMap(
@@ -69,16 +69,14 @@ export function startReleaser(deps: {
       )
       if (granted.length === 0) return false
       // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
-      const released = await retried(
-        () => pool<{ endpoint_id: string; released: number }[]>`
-          select endpoint_id, released from waybill.release_held(
-            ${granted.map((lane) => lane.tenant_id)}::text[], ${granted.map((lane) => lane.endpoint_id)}::uuid[],
-            ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.busy + lane.room)}::int[], make_interval(secs => ${deps.leaseSeconds}))`,
-      ).catch((error: unknown) => {
-        if (isTooSlow(error)) mostAtOnce = Math.ceil(asked / 2)
-        throw error
-      })
-      mostAtOnce = Math.min(Math.max(mostAtOnce, 2 * asked), MAX_RELEASED)
+      const released = await portion.try(asked, () =>
+        retried(
+          () => pool<{ endpoint_id: string; released: number }[]>`
+            select endpoint_id, released from waybill.release_held(
+              ${granted.map((lane) => lane.tenant_id)}::text[], ${granted.map((lane) => lane.endpoint_id)}::uuid[],
+              ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.busy + lane.room)}::int[], make_interval(secs => ${deps.leaseSeconds}))`,
+        ),
+      )
       const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
       for (const { tenant_id: tenantId, endpoint_id: endpointId, room } of granted)
         lanes.giveBack({ tenantId, endpointId }, room - (counts.get(endpointId) ?? 0))
