@@ -4,8 +4,8 @@ import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { answers, count, ok } from './schemas.ts'
 
-/** How many of an endpoint's queued deliveries are looked at, oldest first: the oldest may wait for retries, and not be due. */
-const OLDEST = 1000
+/** How many of an endpoint's deliveries are looked at: its oldest may wait for retries, and not be due, or have been replayed only now. */
+const MOST = 1000
 
 const getMetrics = createRoute({
   method: 'get',
@@ -78,15 +78,22 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
         join waybill.endpoint_stats s using (tenant_id, endpoint_id)
         left join lateral (
           select min(next_attempt_at) as due from (
-            select next_attempt_at from waybill.deliveries d
-            where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
-            order by delivery_id limit ${OLDEST}) oldest
+            (select next_attempt_at from waybill.deliveries d
+             where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
+             order by delivery_id limit ${MOST / 2})
+            union all
+            (select next_attempt_at from waybill.deliveries d
+             where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
+             order by delivery_id desc limit ${MOST / 2})
+          ) ends
         ) queued on true
         left join lateral (
-          select case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end as due
-          from waybill.deliveries d
-          where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
-          order by delivery_id limit 1) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
+          select min(case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end) as due
+          from (
+            select status, earlier_attempts, delivery_id, updated_at from waybill.deliveries d
+            where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
+            order by delivery_id limit ${MOST}) oldest
+        ) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
         -- Where nothing waits, each day's index would be asked in vain.
         where e.tenant_id = ${tenantId} and s.pending + s.retrying > 0`
       const { held, ...byStatus } = deliveries as Deliveries

@@ -338,3 +338,21 @@ test('what is held makes the queue as old as it has been due, unless its endpoin
   await sql`update waybill.endpoint_stats set breaker = 'open'`
   assert.equal(await age(), 0)
 })
+
+test('the queue is as old as its oldest due delivery, whatever waits for retries before it or was replayed only now', async (t) => {
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  const age = async (): Promise<number> => (await tenant.call('GET', '/v1/metrics/summary')).body.queue_age_seconds
+  for (let nth = 0; nth < 12; nth++) await Promise.all(Array.from({ length: 100 }, () => tenant.publish()))
+  await sql`update waybill.deliveries set status = 'retrying', next_attempt_at = now() + interval '1 hour'`
+  assert.equal(await age(), 0)
+  const [due = ''] = (await tenant.publish()).delivery_ids
+  await sql`update waybill.deliveries set next_attempt_at = now() - interval '1 minute' where delivery_id = ${due}`
+  assert.ok((await age()) >= 60, 'a newer one is due')
+
+  await sql`update waybill.deliveries set status = 'pending', held = true, next_attempt_at = null, earlier_attempts = 1, updated_at = now()`
+  assert.ok((await age()) < 60)
+  await sql`update waybill.deliveries set updated_at = now() - interval '2 minutes' where event_id in (
+    select event_id from waybill.events order by event_id offset 100 limit 1)`
+  assert.ok((await age()) >= 120, 'one that is held was replayed before those that are older')
+})
