@@ -59,6 +59,8 @@ const MAX_BATCH = 100
 const MAX_BATCH_LENGTH = 512 * 1024
 /** What each delivery adds to that, so that a batch makes some five hundred at most. */
 const DELIVERY_LENGTH = 1024
+/** How many deliveries an event may make of a tenant of which nothing is known yet. A hundred that made thousands each would take too long. */
+const LIKELY_FANOUT = 100
 
 /**
  * Accepting events. The returned function resolves when the event, its deliveries, their jobs and all counters are
@@ -67,7 +69,7 @@ const DELIVERY_LENGTH = 1024
  */
 export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
   /** How many deliveries the last event made, by tenant and type, and by tenant alone for types not seen yet. */
-  const fanout = new LRUCache<string, number>({ max: 10_000 })
+  const fanout = new LRUCache<string, number>({ max: 50_000 })
   /**
    * Kinds of events that were not plain a moment ago, as an endpoint is paced or out of order: trying it each time costs a fifth
    * more. That a key is taken says nothing of the next events.
@@ -83,7 +85,8 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
     weigh(request) {
       const event = eventOf(request)
       if (event === null) return 0
-      return event.payload.length + DELIVERY_LENGTH * (fanout.get(kindOf(request)) ?? fanout.get(request.tenantId) ?? 0)
+      const deliveries = fanout.get(kindOf(request)) ?? fanout.get(request.tenantId) ?? LIKELY_FANOUT
+      return event.payload.length + DELIVERY_LENGTH * deliveries
     },
     owner: ({ tenantId }) => tenantId,
     patienceMs: PATIENCE_MS,

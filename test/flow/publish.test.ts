@@ -33,6 +33,23 @@ test('who publishes one event does not wait for all that another publishes', asy
   await Promise.all(flood)
 })
 
+test('few events share a batch as long as nobody knows how many deliveries their tenant’s make, and more once that is known', async (t) => {
+  const { sql } = await createDatabase(t)
+  await insertEndpoint(sql)
+  const publish = createPublish(sql, NO_LIMITS)
+  const batches = async () => {
+    await publishTogether(publish, Array<object>(50).fill({}))
+    const stored = await sql<{ events: number }[]>`
+      with stored as (delete from waybill.events returning xmin::text as batch, event_id)
+      select count(*)::int as events from stored group by batch order by min(event_id::text)`
+    return stored.map(({ events }) => events)
+  }
+  const [first = 0, second] = await batches()
+  assert.ok(first <= 6, `${first} in the first`)
+  assert.equal(second, 50 - first)
+  assert.deepEqual(await batches(), [50])
+})
+
 test('requests that make no deliveries share a batch, however many the tenant’s last event made', async (t) => {
   const { sql } = await createDatabase(t)
   for (let nth = 0; nth < 100; nth++) await insertEndpoint(sql)
