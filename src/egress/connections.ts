@@ -48,6 +48,8 @@ export type Connection = {
   idle: Place<Connection> | null
   /** Whether it has been unused before. */
   isKept: boolean
+  /** Whether what comes is the body of an answer. */
+  inBody: boolean
   /** To be called when a request is about to be written; returns whether it is the first one on its socket. */
   start(): boolean
   /** How much of its request has not been sent. */
@@ -112,7 +114,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
         onConnected(socket) {
           fresh = true
           unsentBytes = () => socket.writableLength
-          readInPieces(socket)
+          readInPieces(socket, () => connection.inBody)
           // Called before undici's own listener, which reads. What TLS keeps to itself is not readable, and found a moment later.
           socket.on('readable', look)
           let tickets = 0
@@ -128,9 +130,11 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
       openedAt: performance.now(),
       idle: null,
       isKept: false,
+      inBody: false,
       start() {
         const isFirst = fresh
         fresh = false
+        connection.inBody = false
         readMore()
         return isFirst
       },

@@ -177,6 +177,7 @@ export function createSender({
               return
             }
             if (status < 200) return
+            using.inBody = true
             // Some say this, and that they close it, to a connection that is idle for too long, and it crosses with the request
             // (RFC 9110, 15.5.9).
             const isClosing = () => /close/i.test(String(responseHeaders.connection))
