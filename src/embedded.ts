@@ -114,7 +114,7 @@ export async function loadPackage(
 async function claim(file: string): Promise<void> {
   const known = (await read(file)) ?? ''
   const owner = Number.parseInt(known, 10)
-  if (owner !== process.pid && isAlive(owner) && [String(owner), await nameOf(owner)].includes(known)) {
+  if (owner !== process.pid && (await isAlive(owner)) && [String(owner), await nameOf(owner)].includes(known)) {
     throw new Error(
       `the embedded Postgres is in use by process ${owner}; set DATABASE_URL to run several processes on one database (or remove ${file}, if that is another program)`,
     )
@@ -124,18 +124,24 @@ async function claim(file: string): Promise<void> {
 
 /** A process's pid and, where /proc tells, when it started: another that has its pid later is not taken for it. */
 async function nameOf(pid: number): Promise<string> {
-  // Counted from behind the program's name, which may hold anything; it is the 22nd of all fields.
-  const started = (await read(`/proc/${pid}/stat`))?.split(') ').at(-1)?.split(' ')[19]
+  const { started } = await statOf(pid)
   return started === undefined ? String(pid) : `${pid} ${started}`
+}
+
+/** What /proc tells of a process, if it does: its state, a letter, and when it started. */
+async function statOf(pid: number): Promise<{ state: string | undefined; started: string | undefined }> {
+  // Counted from behind the program's name, which may hold anything: the 3rd and the 22nd of all fields.
+  const fields = (await read(`/proc/${pid}/stat`))?.split(') ').at(-1)?.split(' ')
+  return { state: fields?.[0], started: fields?.[19] }
 }
 
 /** Ends a server whose owner was killed: it would hold the data directory. The first line of its lock file is its pid. */
 async function stopLeftover(databaseDir: string): Promise<void> {
   const lock = await read(resolve(databaseDir, 'postmaster.pid'))
   const pid = Number(lock?.split('\n')[0])
-  if (!isAlive(pid) || !(await isServer(pid, databaseDir))) return
+  if (!(await isAlive(pid)) || !(await isServer(pid, databaseDir))) return
   process.kill(pid, 'SIGINT')
-  for (let waited = 0; isAlive(pid) && waited < 100; waited++) await sleep(100)
+  for (let waited = 0; (await isAlive(pid)) && waited < 100; waited++) await sleep(100)
 }
 
 /** Another program may have the pid by now: a server works in its data directory, and was started with that as `-D`. */
@@ -193,14 +199,16 @@ async function readKeys(file: string, mustExist: boolean): Promise<Keys> {
 
 const read = (file: string): Promise<string | null> => readFile(file, 'utf8').catch(() => null)
 
-function isAlive(pid: number): boolean {
+async function isAlive(pid: number): Promise<boolean> {
   if (!Number.isInteger(pid) || pid <= 0) return false
   try {
     process.kill(pid, 0)
-    return true
   } catch (error) {
-    return (error as NodeJS.ErrnoException).code === 'EPERM'
+    if ((error as NodeJS.ErrnoException).code !== 'EPERM') return false
   }
+  // One that has ended keeps its pid until its parent has asked for it, which the first process of a container may never do.
+  const { state = '' } = await statOf(pid)
+  return !['Z', 'X'].includes(state)
 }
 
 /** A port that nobody listens on right now. */

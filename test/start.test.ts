@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
-import { execFile } from 'node:child_process'
-import { appendFileSync, existsSync, mkdirSync, readdirSync } from 'node:fs'
+import { execFile, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { appendFileSync, existsSync, mkdirSync, readdirSync, readFileSync } from 'node:fs'
 import { readFile, rename, rm, stat, writeFile } from 'node:fs/promises'
 import { suite, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
@@ -537,6 +538,15 @@ suite('starting', { concurrency: 3 }, () => {
     await waitFor(isUp, { timeoutMs: 60_000, what: 'Postgres to start' })
     await killedLater.kill()
 
+    // As its parent does not ask for it, it seems to be there although it has ended.
+    const parent = spawn('sh', ['-c', 'sleep 0 & echo $!; exec sleep 60'])
+    cleanUp(t, () => void parent.kill())
+    const pid = String((await once(parent.stdout, 'data'))[0]).trim()
+    if (existsSync(`/proc/${pid}`)) {
+      const fields = () => readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1]?.split(' ')
+      await waitFor(() => fields()?.[0] === 'Z')
+      await writeFile(`${folder}/owner.pid`, `${pid} ${fields()?.[19]}`)
+    }
     const whole = start()
     await whole.logged('service.ready', 60_000)
     assert.deepEqual(readdirSync(folder).sort(), ['keys.json', 'owner.pid', 'postgres'])
