@@ -143,10 +143,13 @@ async function startDelivering(
     log,
   })
   closers.add('maintenance', stopMaintenance)
+  const maxReceivers = connectionsPerSide(2)
+  const concurrency = Math.min(config.WORKER_CONCURRENCY, maxReceivers)
+  if (concurrency < config.WORKER_CONCURRENCY) log.warn({ concurrency }, 'worker.few_files')
   const sender = createSender({
     allow: config.EGRESS_ALLOW,
     timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
-    maxConnections: connectionsPerSide(2),
+    maxConnections: maxReceivers,
     ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
   })
   closers.add('sender', sender.close)
@@ -157,7 +160,7 @@ async function startDelivering(
     sender,
     secretBox: parts.secretBox,
     log,
-    concurrency: config.WORKER_CONCURRENCY,
+    concurrency,
     rules: endpointRules(config),
     attemptTimeoutSeconds: config.ATTEMPT_TIMEOUT_SECONDS,
     monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,

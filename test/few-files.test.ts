@@ -67,6 +67,37 @@ test('where nothing is delivered, clients may have all files that are left', { s
   assert.ok(Number(connections) > FILES / 4, `full at ${connections}`)
 })
 
+test('a worker makes no more attempts at once than there are files for receivers, and says so', { skip }, async (t) => {
+  let underWay = 0
+  let most = 0
+  const receiver = await listenTcp(
+    (socket) =>
+      onRequest(socket, () => {
+        most = Math.max(most, ++underWay)
+        setTimeout(() => {
+          underWay--
+          socket.end('HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n')
+        }, 100)
+      }),
+    '0.0.0.0',
+  )
+  cleanUp(t, receiver.close)
+  const { service, tenant } = await startTenant(t, {
+    flags: ['--import', limited(FILES)],
+    env: { WORKER_CONCURRENCY: '100', ENDPOINT_CONCURRENCY: '100' },
+  })
+  const concurrency = Number((await service.logged('worker.few_files')).concurrency)
+  assert.ok(concurrency < FILES / 4, `${concurrency} at once`)
+  for (let n = 1; n <= 50; n++) await tenant.createEndpoint(`http://127.0.1.${n}:${receiver.port}/`)
+  await tenant.publish()
+  await tenant.publish()
+  await waitFor(
+    () =>
+      service.logs.filter(({ msg, status_code }) => msg === 'delivery.attempted' && status_code === 200).length === 100,
+  )
+  assert.ok(most > 1 && most <= concurrency, `${most} at once`)
+})
+
 test('clients that are refused after the log has told of others are told of, too, and each once', async (t) => {
   const told: number[] = []
   const server = createServer()
