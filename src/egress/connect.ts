@@ -14,6 +14,8 @@ import type { StartTls } from './tls.ts'
  * enough for a slow line and one lost packet; less if the attempt would otherwise be over before the last one's turn.
  */
 const NEXT_ADDRESS_AFTER_MS = 2000
+/** How long the egress proxy's host may take to accept a connection; less if attempts may not take three times as long. */
+const PROXY_THERE_MS = 5000
 /** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8
 
@@ -61,9 +63,9 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
 /**
  * Connects through an HTTP CONNECT proxy, which resolves the name and filters its addresses itself. If it cannot be reached, or wants
  * other credentials, no receiver is to blame: a `LocalFault`. If it drops the connection without an answer, as when it restarts, it is
- * asked once more, since nothing has reached the receiver.
+ * asked once more, since nothing has reached the receiver. `timeoutMs` is the whole attempt's.
  */
-export function openThroughProxy(proxyUrl: string): OpenTcp {
+export function openThroughProxy(proxyUrl: string, timeoutMs: number): OpenTcp {
   const { protocol, hostname: host, port: proxyPort, username, password } = new URL(proxyUrl)
   const ask = protocol === 'https:' ? askWithTls : askPlainly
   // An IPv6 address goes without its brackets. The certificate must be for the proxy’s name; Node would go by the Host header.
@@ -75,12 +77,26 @@ export function openThroughProxy(proxyUrl: string): OpenTcp {
     new Promise((resolve, reject) => {
       const path = `${isIP(hostname) === 6 ? `[${hostname}]` : hostname}:${port}`
       let isThere = false
-      ask({ ...proxy, method: 'CONNECT', path, headers: { ...headers, host: path }, agent: false, signal })
+      const asking = ask({
+        ...proxy,
+        method: 'CONNECT',
+        path,
+        headers: { ...headers, host: path },
+        agent: false,
+        signal,
+      })
+      const silence = setTimeout(
+        () => asking.destroy(new Error('it does not answer')),
+        Math.min(PROXY_THERE_MS, timeoutMs / 3),
+      )
+      asking
         .on('socket', (socket) =>
           socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', () => {
             isThere = true
+            clearTimeout(silence)
           }),
         )
+        .on('close', () => clearTimeout(silence))
         .on('error', (error) => {
           const isDropped = isThere && (error as NodeJS.ErrnoException).code === 'ECONNRESET'
           if (isDropped && mayAskAgain && !signal.aborted) resolve(open({ hostname, port }, signal, false))

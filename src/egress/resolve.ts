@@ -13,6 +13,9 @@ const OTHER_FAMILY_GRACE_MS = 1000
 /** An answer of 128 KB takes 20 ms to read, so a name with more addresses than this is refused, and not asked for again for a while. */
 const MAX_ADDRESSES = 1000
 const REFUSED_MS = 60_000
+/** After how long without any answer it is asked whether there is a name server at all, and how long that may take: less if attempts may not take as long. */
+const QUIET_MS = 2000
+const PROBE_MS = 3000
 const TOO_MANY = { error: 'dns_error', errorMessage: 'the host name has more than a thousand addresses' } as const
 
 export type NameResolver = {
@@ -25,13 +28,27 @@ export type NameResolver = {
  * Asks DNS through c-ares sockets. `dns.lookup` would run getaddrinfo on libuv's four threads, where four hosts with a
  * slow name server stall every other host's attempts. As with getaddrinfo, /etc/hosts is honoured, and a change of name servers
  * in /etc/resolv.conf takes effect. Questions for the same name share one answer while it is under way; no address is cached
- * beyond that.
+ * beyond that. `servers`: name servers to ask instead of the system's. `timeoutMs`: how long a whole attempt may take.
  */
-export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FILE): NameResolver {
+export function createResolver({
+  timeoutMs,
+  servers,
+  hostsFile = HOSTS_FILE,
+}: {
+  timeoutMs: number
+  servers?: readonly string[] | undefined
+  hostsFile?: string
+}): NameResolver {
   const serversChanged = createChangeWatch(RESOLVER_FILE)
   let dns: Resolver | undefined
   const readHosts = createHostsReader(hostsFile)
   const pending = new Map<string, Promise<string[]>>()
+  /** When a name server last said anything, by performance.now(). */
+  let heardAt = -Infinity
+  const heard = () => {
+    heardAt = performance.now()
+  }
+  let probe: Promise<unknown> | undefined
   const refused = new LRUCache<string, true>({ max: 10_000, ttl: REFUSED_MS })
 
   function current(): Resolver {
@@ -48,10 +65,32 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
 
   async function ask(name: string): Promise<string[]> {
     if (refused.has(name)) throw new ConnectError(TOO_MANY)
-    const addresses = await bothFamilies(current(), name)
+    const dns = current()
+    const addresses = await unlessSilent(dns, bothFamilies(dns, name, heard))
     if (addresses.length <= MAX_ADDRESSES) return addresses
     refused.set(name, true)
     throw new ConnectError(TOO_MANY)
+  }
+
+  /** The answer, or a `LocalFault` if no name server says anything for long, whoever asks: receivers would be blamed for it. */
+  async function unlessSilent<Answer>(dns: Resolver, answer: Promise<Answer>): Promise<Answer> {
+    const begun = performance.now()
+    const silence = Promise.withResolvers<never>()
+    const timer = setTimeout(
+      async () => {
+        if (heardAt >= begun) return
+        probe ??= Promise.race([
+          isThere(dns).then((there) => there && heard()),
+          sleep(Math.min(PROBE_MS, timeoutMs / 2), undefined, { ref: false }),
+        ]).finally(() => {
+          probe = undefined
+        })
+        await probe
+        if (heardAt < begun) silence.reject(new LocalFault('no name server answers'))
+      },
+      Math.min(QUIET_MS, timeoutMs / 5),
+    )
+    return await Promise.race([answer, silence.promise]).finally(() => clearTimeout(timer))
   }
 
   function resolve(name: string): Promise<string[]> {
@@ -64,12 +103,20 @@ export function createResolver(servers?: readonly string[], hostsFile = HOSTS_FI
   return { resolve, close: () => dns?.cancel() }
 }
 
-async function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
+/** `heard` is called when a name server has said anything. */
+async function bothFamilies(dns: Resolver, name: string, heard: () => void): Promise<string[]> {
   const addresses: string[] = []
   const codes = new Set<string | undefined>()
   // The alias of a name that has no address is no error, but empty.
-  const found = (some: string[]) => void (some.length > 0 ? addresses.push(...some) : codes.add('ENODATA'))
-  const failed = ({ code }: NodeJS.ErrnoException) => void codes.add(code)
+  const found = (some: string[]) => {
+    heard()
+    if (some.length > 0) addresses.push(...some)
+    else codes.add('ENODATA')
+  }
+  const failed = ({ code }: NodeJS.ErrnoException) => {
+    if (isAnswer(code)) heard()
+    codes.add(code)
+  }
   const answers = [dns.resolve4(name), dns.resolve6(name)].map((answer) => answer.then(found, failed))
   const both = Promise.all(answers)
   await Promise.race(answers)
@@ -80,7 +127,7 @@ async function bothFamilies(dns: Resolver, name: string): Promise<string[]> {
   if (addresses.length > 0) return addresses
   // c-ares also says this when it cannot open a socket, and when an answer is too long for UDP and cannot be had by TCP. A
   // server that refuses to resolve a name is EREFUSED.
-  if (codes.has('ECONNREFUSED') && !(await hasServer(dns))) throw new LocalFault('no name server can be reached')
+  if (codes.has('ECONNREFUSED') && !(await isThere(dns))) throw new LocalFault('no name server can be reached')
   throw new ConnectError(noAddress(codes))
 }
 
@@ -93,11 +140,14 @@ function noAddress(codes: Set<string | undefined>): Failure {
 }
 
 /** Whether a name server answers anything at all: asked for the root's own address, which it does not have, in a few bytes. */
-const hasServer = (dns: Resolver): Promise<boolean> =>
+const isThere = (dns: Resolver): Promise<boolean> =>
   dns.resolve4('.').then(
     () => true,
-    ({ code }: NodeJS.ErrnoException) => code !== 'ECONNREFUSED' && code !== 'ETIMEOUT',
+    ({ code }: NodeJS.ErrnoException) => isAnswer(code),
   )
+
+/** Whether a question that failed was answered by somebody. */
+const isAnswer = (code: string | undefined) => code !== 'ECONNREFUSED' && code !== 'ETIMEOUT' && code !== 'ECANCELLED'
 
 /**
  * Reads the file again when it has changed. A file that may not be read counts as empty. Throws if this process lacks files or

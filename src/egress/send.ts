@@ -81,9 +81,9 @@ export function createSender({
   dnsServers,
   maxConnections = Infinity,
 }: SenderOptions): Sender {
-  const resolver = createResolver(dnsServers)
+  const resolver = createResolver({ timeoutMs, servers: dnsServers })
   const connections = createConnections(
-    proxyUrl ? openThroughProxy(proxyUrl) : openDirectly(resolver, allow, timeoutMs),
+    proxyUrl ? openThroughProxy(proxyUrl, timeoutMs) : openDirectly(resolver, allow, timeoutMs),
     maxConnections,
   )
   // Judged when the endpoint was stored, and again here: rows can be written behind the API's back. The rules do not change

@@ -50,7 +50,7 @@ test('that this process cannot open a connection is not held against the receive
 const RESOLVING = `
 import { closeSync, openSync } from 'node:fs'
 import { createResolver } from '${SOURCE}resolve.ts'
-const resolver = createResolver(['127.0.0.1:9'], process.argv[1])
+const resolver = createResolver({ timeoutMs: 15_000, servers: ['127.0.0.1:9'], hostsFile: process.argv[1] })
 const resolve = async () => resolver.resolve('listed.example')
 const files = []
 try {

@@ -6,6 +6,7 @@ import { join } from 'node:path'
 import { type TestContext, test } from 'node:test'
 import { promisify } from 'node:util'
 import { parseRange } from '../../src/egress/address.ts'
+import { LocalFault } from '../../src/egress/failure.ts'
 import { createResolver } from '../../src/egress/resolve.ts'
 import { createSender } from '../../src/egress/send.ts'
 import { type DnsAnswer, startDns } from '../support/dns.ts'
@@ -114,6 +115,17 @@ test('NXDOMAIN, SERVFAIL, an empty answer and a silent name server are failed at
   assert.equal(silent.error, 'timeout')
   assert.match(silent.errorMessage ?? '', /host name/)
   assert.ok(silent.durationMs < 3 * TIMEOUT_MS)
+})
+
+test('that no name server says anything is not held against the receiver, unless others’ names are answered', async (t) => {
+  const { post } = await start(t, (name, type) =>
+    name === 'other.example' ? loopbackOnly(name, type) : { silence: true },
+  )
+  await assert.rejects(post('silent.example'), LocalFault)
+  const silent = post('silent.example')
+  assert.equal((await post('other.example')).error, null)
+  assert.equal((await silent).error, 'timeout')
+  await assert.rejects(post('silent.too.example'), LocalFault)
 })
 
 test('a family whose question fails does not spoil the other', async (t) => {
@@ -269,7 +281,7 @@ test('the hosts file is honoured, and read again when it changes', async (t) => 
   utimesSync(file, 1, 1)
   const dns = await startDns(() => ({ rcode: 3 }))
   t.after(dns.close)
-  const resolver = createResolver([dns.address], file)
+  const resolver = createResolver({ timeoutMs: TIMEOUT_MS, servers: [dns.address], hostsFile: file })
   t.after(resolver.close)
   assert.deepEqual(await resolver.resolve('receiver'), ['10.1.1.1', 'fe80::1%lo0'])
   assert.deepEqual(await resolver.resolve('receiver.internal'), ['10.1.1.1'])
@@ -287,7 +299,7 @@ test('a hosts file that may not be read lists nobody, and fails no attempt', asy
   const dns = await startDns(loopbackOnly)
   t.after(dns.close)
   // Reading a directory fails, also for those who may read everything.
-  const resolver = createResolver([dns.address], directory)
+  const resolver = createResolver({ timeoutMs: TIMEOUT_MS, servers: [dns.address], hostsFile: directory })
   t.after(resolver.close)
   assert.deepEqual(await resolver.resolve('receiver.example'), ['127.0.0.1'])
 })
@@ -308,7 +320,7 @@ const start = async (address) => {
   return dns
 }
 const first = await start('192.0.2.1')
-const resolver = createResolver()
+const resolver = createResolver({ timeoutMs: 15_000 })
 console.log(...await resolver.resolve('name.example'))
 first.close()
 await start('192.0.2.2')
@@ -338,7 +350,7 @@ test('another name server in resolv.conf is asked from then on', { skip }, async
 /** Asks for many names at once, twice, while nobody answers at the only name server; prints each way in which that fails. */
 const REFUSED = `
 import { createResolver } from '${new URL('../../src/egress/resolve.ts', import.meta.url)}'
-const resolver = createResolver()
+const resolver = createResolver({ timeoutMs: 15_000 })
 const ask = (name) => resolver.resolve(name).catch((error) => error.constructor.name)
 const fails = new Set()
 for (const round of [1, 2])
