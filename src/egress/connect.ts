@@ -14,7 +14,7 @@ import type { StartTls } from './tls.ts'
  * enough for a slow line and one lost packet; less if the attempt would otherwise be over before the last one's turn.
  */
 const NEXT_ADDRESS_AFTER_MS = 2000
-/** How long the egress proxy's host may take to accept a connection; less if attempts may not take three times as long. */
+/** How long a connection to the egress proxy may take, with TLS if it is `https:`; at most a third of an attempt's time. */
 const PROXY_THERE_MS = 5000
 /** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8

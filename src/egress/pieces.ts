@@ -26,7 +26,7 @@ export function readInPieces(socket: Socket, inBody: () => boolean): void {
   }
 }
 
-/** Of the heads with which a piece begins, up to the answer's. */
+/** Of the heads with which a piece begins, up to the answer's; not behind one that begins or ends in another piece. */
 function renameContinues(piece: Buffer): void {
   let at = 0
   while (ANNOUNCEMENT.test(piece.toString('latin1', at, at + LAST_DIGIT + 2))) {

@@ -1,3 +1,4 @@
+import type { ResolverOptions } from 'node:dns'
 import { Resolver } from 'node:dns/promises'
 import { readFileSync, statSync } from 'node:fs'
 import { isIP } from 'node:net'
@@ -13,8 +14,9 @@ const OTHER_FAMILY_GRACE_MS = 1000
 /** An answer of 128 KB takes 20 ms to read, so a name with more addresses than this is refused, and not asked for again for a while. */
 const MAX_ADDRESSES = 1000
 const REFUSED_MS = 60_000
-/** After how long without any answer it is asked whether there is a name server at all, and how long that may take: less if attempts may not take as long. */
+/** After how long without any answer it is asked whether there is a name server at all; at most a fifth of an attempt's time. */
 const QUIET_MS = 2000
+/** How long that may take; at most half of an attempt's time. */
 const PROBE_MS = 3000
 const TOO_MANY = { error: 'dns_error', errorMessage: 'the host name has more than a thousand addresses' } as const
 
@@ -51,46 +53,60 @@ export function createResolver({
   let probe: Promise<unknown> | undefined
   const refused = new LRUCache<string, true>({ max: 10_000, ttl: REFUSED_MS })
 
+  function create(options: ResolverOptions): Resolver {
+    const created = new Resolver(options)
+    // If nothing has been set and the only server is 127.0.0.1, Node begins anew after each refusal, and ends all that is being asked.
+    const found = servers ?? created.getServers()
+    if (servers || found.join() === '127.0.0.1') created.setServers(found)
+    return created
+  }
+
   function current(): Resolver {
     const isChanged = servers === undefined && serversChanged()
     if (dns !== undefined && !isChanged) return dns
     // A silent server is given up on after 14 seconds. After quick answers c-ares begins with a fraction of `timeout`, and takes
     // no answer to an earlier try: then it is after some 6 to 9. What was asked of the old resolver is still answered.
-    dns = new Resolver({ timeout: 2000, maxTimeout: 3000, tries: 5 })
-    // If nothing has been set and the only server is 127.0.0.1, Node begins anew after each refusal, and ends all that is being asked.
-    const found = servers ?? dns.getServers()
-    if (servers || found.join() === '127.0.0.1') dns.setServers(found)
+    dns = create({ timeout: 2000, maxTimeout: 3000, tries: 5 })
     return dns
   }
 
   async function ask(name: string): Promise<string[]> {
     if (refused.has(name)) throw new ConnectError(TOO_MANY)
-    const dns = current()
-    const addresses = await unlessSilent(dns, bothFamilies(dns, name, heard))
+    const addresses = await unlessSilent(bothFamilies(current(), name, heard))
     if (addresses.length <= MAX_ADDRESSES) return addresses
     refused.set(name, true)
     throw new ConnectError(TOO_MANY)
   }
 
   /** The answer, or a `LocalFault` if no name server says anything for long, whoever asks: receivers would be blamed for it. */
-  async function unlessSilent<Answer>(dns: Resolver, answer: Promise<Answer>): Promise<Answer> {
-    const begun = performance.now()
-    const silence = Promise.withResolvers<never>()
-    const timer = setTimeout(
-      async () => {
-        if (heardAt >= begun) return
-        probe ??= Promise.race([
-          isThere(dns).then((there) => there && heard()),
-          sleep(Math.min(PROBE_MS, timeoutMs / 2), undefined, { ref: false }),
-        ]).finally(() => {
-          probe = undefined
-        })
+  async function unlessSilent(answer: Promise<string[]>): Promise<string[]> {
+    const over = new AbortController()
+    return await Promise.race([answer, failWhenSilent(over.signal)]).finally(() => over.abort())
+  }
+
+  async function failWhenSilent(signal: AbortSignal): Promise<never> {
+    const quietMs = Math.min(QUIET_MS, timeoutMs / 5)
+    const isQuiet = () => heardAt < performance.now() - quietMs
+    do {
+      await sleep(quietMs, undefined, { signal })
+      if (isQuiet()) {
+        probe ??= isAnyoneThere()
+          .then((there) => there && heard())
+          .finally(() => {
+            probe = undefined
+          })
         await probe
-        if (heardAt < begun) silence.reject(new LocalFault('no name server answers'))
-      },
-      Math.min(QUIET_MS, timeoutMs / 5),
-    )
-    return await Promise.race([answer, silence.promise]).finally(() => clearTimeout(timer))
+      }
+    } while (!isQuiet())
+    throw new LocalFault('no name server answers')
+  }
+
+  /** Asked apart from the names: after quick answers c-ares has less patience with slow ones. */
+  async function isAnyoneThere(): Promise<boolean> {
+    const patience = Math.ceil(Math.min(PROBE_MS, timeoutMs / 2))
+    const asking = create({ timeout: Math.ceil(patience / 3), tries: 3 })
+    const late = sleep(patience, false, { ref: false })
+    return await Promise.race([isThere(asking), late]).finally(() => asking.cancel())
   }
 
   function resolve(name: string): Promise<string[]> {
@@ -146,8 +162,9 @@ const isThere = (dns: Resolver): Promise<boolean> =>
     ({ code }: NodeJS.ErrnoException) => isAnswer(code),
   )
 
+const UNANSWERED = ['ECONNREFUSED', 'ETIMEOUT', 'ECANCELLED', 'EBADNAME']
 /** Whether a question that failed was answered by somebody. */
-const isAnswer = (code: string | undefined) => code !== 'ECONNREFUSED' && code !== 'ETIMEOUT' && code !== 'ECANCELLED'
+const isAnswer = (code = '') => !UNANSWERED.includes(code)
 
 /**
  * Reads the file again when it has changed. A file that may not be read counts as empty. Throws if this process lacks files or

@@ -18,8 +18,8 @@ const POLL_MS = 500
 /** How long a fetch waits at most for more free slots when few are: a fetch for several costs no more than one for a single slot. */
 const PAUSE_MS = 5
 /**
- * When no slot has become free for so long while too many wait, endpoints hang that were quick. Then others' are looked for behind what
- * waits for them, and what is claimed for these is held.
+ * When more have waited than may for so long, endpoints hang that were quick. Then others' are looked for behind what waits for these,
+ * and what is claimed for these is held.
  */
 const STANDSTILL_MS = 30
 /** Six bundles (sql/functions/bundles.sql). More at once would often be more than an endpoint may have waiting here, and be held. */
@@ -30,7 +30,7 @@ const PART = 7 / 8
 /**
  * Keeps `slots` filled: fetches as many items as there are free slots, never more, so that a slow receiver blocks one slot and
  * not a batch. Retries get at most half of the slots, so that a first attempt finds one; while both kinds have a backlog, at
- * most a quarter and at least an eighth.
+ * most a quarter and, of eight and more, at least an eighth.
  *
  * `fetch` claims at most `max` items and returns whether there are more. Usually it goes on from where claiming has got to; now and
  * then it searches the whole queue (`thorough`). For each item under way it occupies a slot with `occupy`, and calls the returned
@@ -78,7 +78,7 @@ export function startDispatcher(options: {
     }
   }
 
-  async function fetch(kind: Kind, room: number, mayWait = true): Promise<void> {
+  async function fetch(kind: Kind, room: number, { mayWait = true } = {}): Promise<void> {
     const own = kinds[kind]
     const max = Math.min(Math.floor(room), own.portion.most())
     if (max <= 0) return
@@ -104,11 +104,13 @@ export function startDispatcher(options: {
     return free() >= many && (!first.hasBacklog || options.worthClaiming() >= many)
   }
 
+  /** Resolves with whether they became enough in time. */
   const forSlots = (ms: number, areEnough: () => boolean) =>
-    new Promise<void>((resolve) => {
-      goOn = resolve
+    new Promise<boolean>((resolve) => {
+      goOn = () => resolve(true)
       isEnough = areEnough
-      setTimeout(resolve, ms)
+      // In the turn's end: where the process stood still, answers that came meanwhile are read first.
+      setTimeout(() => setImmediate(resolve, false), ms)
     })
 
   const empty = () => slots - first.occupied - retry.occupied
@@ -126,9 +128,11 @@ export function startDispatcher(options: {
 
   async function run(): Promise<boolean> {
     if (free() <= 0) {
-      if (empty() <= 0 || !isExpected(first)) return false
-      await forSlots(STANDSTILL_MS, () => free() > 0)
-      if (free() <= 0) await fetch('first', empty(), false)
+      if (empty() <= 0 || !(isExpected(first) || isExpected(retry))) return false
+      const isMoving = await forSlots(STANDSTILL_MS, () => free() > 0)
+      if (!isMoving && free() <= 0 && isExpected(first)) {
+        await fetch('first', Math.min(empty(), options.worthClaiming()), { mayWait: false })
+      }
       return true
     }
     if (!isWorthwhile() && (first.hasBacklog || retry.hasBacklog)) await forSlots(PAUSE_MS, isWorthwhile)
@@ -144,7 +148,7 @@ export function startDispatcher(options: {
       await fetch('first', Math.min(free() - Math.max(share, forLook), options.worthClaiming()))
     }
     if (isExpected(retry) || mustLook) await fetch('retry', freeForRetries())
-    return (first.hasBacklog && free() > 0) || (retry.hasBacklog && freeForRetries() > 0)
+    return (isExpected(first) && empty() > 0) || (retry.hasBacklog && freeForRetries() > 0)
   }
 
   const loop = startLoop({ name: 'dispatch', run, idleMs: POLL_MS, log: options.log })
@@ -167,7 +171,7 @@ const newState = () => ({
   hasBacklog: false,
   /** Whether some may have come since the last fetch. */
   isAnnounced: true,
-  /** How many a fetch may ask for. The answer of any that failed may have been too much to arrive in time. */
+  /** How many a fetch may ask for. Any failure counts: the answer may have been too much to arrive in time. */
   portion: createPortion(MAX_BATCH, () => true),
   look: createThoroughness(),
 })

@@ -80,7 +80,7 @@ export function createLanes({
   return {
     /**
      * `start` it now, let it wait here for a slot of its `endpoint`, or for one of its `tenant`, which has all that it may have,
-     * or `full`: it has to be held.
+     * or `full`: it has to be held, as what does not start has to unless it `mayWait`.
      */
     admit(claim: Claim, { mayWait = true } = {}): 'start' | 'endpoint' | 'tenant' | 'full' {
       const lane = laneOf(claim)

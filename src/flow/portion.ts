@@ -1,15 +1,15 @@
 import { isTooSlow } from '../db/errors.ts'
 
 /**
- * How many to do at once: `max`, but half of what was tried last if that took the database too long (or was too much by what
- * `isTooMuch` says of its error), and up to twice as many again after each try that succeeded.
+ * How many to do at once: `max`, but half of what was tried last if that was too much, which `isTooMuch` tells by its error (usually
+ * that it took the database too long), and up to twice as many again after each try that succeeded.
  */
 export function createPortion(max: number, isTooMuch: (error: unknown) => boolean = isTooSlow) {
   let most = max
   return {
     most: () => most,
 
-    /** Tries `count` of them, at most as many as that. Rejects as `run` does. */
+    /** Tries `count` of them. Rejects as `run` does. */
     async try<Result>(count: number, run: () => Promise<Result>): Promise<Result> {
       const result = await run().catch((error: unknown) => {
         if (isTooMuch(error)) most = Math.ceil(count / 2)

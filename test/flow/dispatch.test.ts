@@ -18,12 +18,14 @@ function start(
 ) {
   const ends: { kind: Kind; end: () => void }[] = []
   const seen = { most: 0, fetches: 0, passing: 0, asked: { first: [] as number[], retry: [] as number[] } }
+  let occupyOne = () => () => {}
   const loop = startDispatcher({
     slots,
     log,
     worthClaiming,
     tooMany,
     async fetch(kind, { max, mayWait, occupy }) {
+      occupyOne = () => occupy('acme')
       seen.fetches++
       if (!mayWait) seen.passing++
       seen.asked[kind].push(max)
@@ -39,8 +41,10 @@ function start(
   const end = (count: number) => {
     for (const one of ends.splice(0, count)) one.end()
   }
+  /** As what has waited takes a slot. */
+  const take = () => ends.push({ kind: 'first', end: occupyOne() })
   t.after(loop.stop)
-  return { loop, ends, seen, inHand, end }
+  return { loop, ends, seen, inHand, end, take }
 }
 
 suite('the dispatcher', () => {
@@ -61,23 +65,44 @@ suite('the dispatcher', () => {
     assert.equal(ends.length, 54)
   })
 
-  test('leaves as many slots free as too many wait, and uses them for what need not wait if no slot becomes free', async (t) => {
-    const wait = { tooMany: 60 }
-    const { ends, seen, end } = start(t, { first: 1000, retry: 0 }, { tooMany: () => wait.tooMany })
-    await waitFor(() => seen.passing > 0)
-    assert.deepEqual(seen.asked.first, [19, 1, 60], 'one is kept for a look at the retries')
-    await waitFor(() => ends.length === 80)
+  test('leaves as many slots free as too many wait, and uses them for what need not wait if that does not change', async (t) => {
+    const waits: number[] = []
+    for (let round = 1; round <= 3; round++) {
+      const wait = { tooMany: 60 }
+      const { ends, seen, end } = start(t, { first: 1000, retry: 0 }, { tooMany: () => wait.tooMany })
+      await waitFor(() => ends.length >= 20)
+      const began = performance.now()
+      await waitFor(() => seen.passing > 0, { intervalMs: 5 })
+      waits.push(performance.now() - began)
+      assert.deepEqual(seen.asked.first, [19, 1, 60], 'one is kept for a look at the retries')
+      await waitFor(() => ends.length === 80)
 
-    wait.tooMany = 0
-    const { passing } = seen
-    end(80)
-    await waitFor(() => ends.length === 80)
-    assert.equal(seen.passing, passing, 'as there is room')
+      wait.tooMany = 0
+      const { passing } = seen
+      end(80)
+      await waitFor(() => ends.length === 80)
+      assert.equal(seen.passing, passing, 'as there is room')
 
-    wait.tooMany = 1
-    end(1)
-    await waitFor(() => seen.passing > passing)
-    assert.equal(seen.asked.first.at(-1), 1)
+      wait.tooMany = 1
+      end(1)
+      await waitFor(() => seen.passing > passing)
+      assert.equal(seen.asked.first.at(-1), 1)
+    }
+    assertAtOnce(waits)
+  })
+
+  test('does not look past what waits while slots are handed over to it', async (t) => {
+    const { ends, seen, end, take } = start(t, { first: 1000, retry: 0 }, { tooMany: () => 60 })
+    let handedOver = 0
+    const handing = setInterval(() => {
+      if (ends.length === 0) return
+      end(1)
+      take()
+      handedOver++
+    }, 1)
+    t.after(() => clearInterval(handing))
+    await waitFor(() => handedOver >= 200)
+    assert.equal(seen.passing, 0)
   })
 
   test('tells of a backlog as long as a fetch leaves first attempts in the queue', async (t) => {
@@ -248,6 +273,23 @@ suite('the dispatcher', () => {
       return found
     }
     await waitFor(gotRetry, { intervalMs: 5 })
+  })
+
+  test('a single slot takes at once what is announced, also when it is time for a look at the retries', async (t) => {
+    const waiting = { first: 0, retry: 0 }
+    const { loop, ends, end } = start(t, waiting, { slots: 1 })
+    const late: number[] = []
+    for (let round = 1; round <= 6; round++) {
+      // Looks are half a second apart.
+      await new Promise((resolve) => setTimeout(resolve, 300))
+      const announced = performance.now()
+      waiting.first = 1
+      loop.wake()
+      await waitFor(() => ends.length === 1, { intervalMs: 5 })
+      if (performance.now() - announced > 250) late.push(round)
+      end(1)
+    }
+    assert.ok(late.length <= 1, `rounds ${late} were late`)
   })
 
   test('the last free slot finds first attempts that nobody has announced', async (t) => {
