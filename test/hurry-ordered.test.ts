@@ -1,6 +1,10 @@
 import assert from 'node:assert/strict'
-import { test } from 'node:test'
+import { type TestContext, test } from 'node:test'
 import { createDatabase, insertEndpoint } from './support/database.ts'
+import { settled } from './support/deliveries.ts'
+import { gate, startReceiver } from './support/receiver.ts'
+import { startTenant } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
 
 test('hurrying an ordered endpoint reads no deliveries but its own', async (t) => {
   const { sql, newSession } = await createDatabase(t)
@@ -27,4 +31,35 @@ test('hurrying an ordered endpoint reads no deliveries but its own', async (t) =
     select seq_tup_read::int as read from pg_stat_user_tables
     where relname = 'deliveries_' || to_char((now() at time zone 'utc')::date - 1, 'YYYYMMDD')`
   assert.equal(yesterday?.read, 0)
+})
+
+/** An ordered endpoint that has one delivery and is about to fail at the next, with a minute's backoff. */
+async function startFailing(t: TestContext) {
+  const receiver = await startReceiver(t)
+  const { sql, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '60' } })
+  const failure = gate(500)
+  receiver.script('/old', 200, failure.reply, 200)
+  const { endpoint_id } = await tenant.createEndpoint(receiver.url('/old'), { ordered: true })
+  const [first = ''] = (await tenant.publish()).delivery_ids
+  await waitFor(async () => (await tenant.call('GET', `/v1/deliveries/${first}`)).body.status === 'delivered')
+  const [second = ''] = (await tenant.publish()).delivery_ids
+  await receiver.until(2, { path: '/old' })
+  return { receiver, sql, tenant, endpoint_id, first, second, fail: failure.open }
+}
+
+test('an ordered endpoint whose URL is changed during an attempt that fails does not wait for its backoff', async (t) => {
+  const { receiver, tenant, endpoint_id, second, fail } = await startFailing(t)
+  await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { url: receiver.url('/new') } })
+  fail()
+  await receiver.until(1, { path: '/new' })
+  await waitFor(async () => (await tenant.call('GET', `/v1/deliveries/${second}`)).body.status === 'delivered')
+})
+
+test('an older delivery that is replayed during an attempt of an ordered endpoint goes next, without its backoff', async (t) => {
+  const { receiver, sql, tenant, first, second, fail } = await startFailing(t)
+  assert.equal((await tenant.call('POST', `/v1/deliveries/${first}/replay`)).status, 202)
+  fail()
+  await settled(sql)
+  const order = receiver.receipts.map(({ headers }) => headers['service-delivery-id'])
+  assert.deepEqual(order, [first, second, first, second])
 })

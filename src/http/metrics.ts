@@ -4,9 +4,6 @@ import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
 import { answers, count, ok } from './schemas.ts'
 
-/** How many of an endpoint's deliveries are looked at: its oldest may wait for retries, and not be due, or have been replayed only now. */
-const MOST = 1000
-
 const getMetrics = createRoute({
   method: 'get',
   path: '/v1/metrics/summary',
@@ -70,32 +67,7 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
       const [endpoints] = await sql`
         select count(*)::int as total, count(*) filter (where is_active)::int as active, count(*) filter (where not is_active)::int as inactive
         from waybill.endpoints where tenant_id = ${tenantId}`
-      // What is held is due unless its endpoint takes nothing now: it is inactive, its breaker is open, or it is ordered and an
-      // earlier delivery waits for its retry.
-      const [oldest] = await sql<{ seconds: number }[]>`
-        select coalesce(max(greatest(0, extract(epoch from now() - least(queued.due, held.due)))), 0)::float8 as seconds
-        from waybill.endpoints e
-        join waybill.endpoint_stats s using (tenant_id, endpoint_id)
-        left join lateral (
-          select min(next_attempt_at) as due from (
-            (select next_attempt_at from waybill.deliveries d
-             where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
-             order by delivery_id limit ${MOST / 2})
-            union all
-            (select next_attempt_at from waybill.deliveries d
-             where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
-             order by delivery_id desc limit ${MOST / 2})
-          ) ends
-        ) queued on true
-        left join lateral (
-          select min(case when status = 'pending' and earlier_attempts = 0 then waybill.made_at(delivery_id) else updated_at end) as due
-          from (
-            select status, earlier_attempts, delivery_id, updated_at from waybill.deliveries d
-            where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
-            order by delivery_id limit ${MOST}) oldest
-        ) held on e.is_active and s.breaker <> 'open' and not (e.ordered and coalesce(queued.due > now(), false))
-        -- Where nothing waits, each day's index would be asked in vain.
-        where e.tenant_id = ${tenantId} and s.pending + s.retrying > 0`
+      const [queue] = await sql<{ age: number }[]>`select waybill.queue_age(${tenantId}) as age`
       const { held, ...byStatus } = deliveries as Deliveries
       return {
         ok: true,
@@ -107,7 +79,7 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
         dead_letter_count: byStatus.dead_lettered,
         retry_count: attempts.reduce((sum, row) => sum + row.retries, 0),
         endpoint_counts: endpoints,
-        queue_age_seconds: Math.round((oldest?.seconds ?? 0) * 1000) / 1000,
+        queue_age_seconds: Math.round((queue?.age ?? 0) * 1000) / 1000,
       }
     })
   })

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { type AddressInfo, createServer } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import type { Pool } from '../../src/db/open.ts'
 import { settled } from '../support/deliveries.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { ADMIN_KEY, createTenant, startTenant } from '../support/service.ts'
@@ -356,3 +357,33 @@ test('the queue is as old as its oldest due delivery, whatever waits for retries
     select event_id from waybill.events order by event_id offset 100 limit 1)`
   assert.ok((await age()) >= 120, 'one that is held was replayed before those that are older')
 })
+
+test('the age of the queue is found without a look at all that is held for an endpoint', async (t) => {
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
+  const hold = (endpoint: string, count: number) => sql`
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
+    select ${tenant.tenantId}, waybill.make_delivery_id(id), id, ${endpoint}, 'thing', true, now()
+    from (select waybill.make_id(now() + n * interval '1 ms') as id from generate_series(1, ${count}) n) made`
+  await sql`
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held) values (${tenant.tenantId}, ${endpoint_id}, 50000, 50000)`
+  // Postgres knows of few.
+  for (let nth = 0; nth < 50; nth++) await hold(crypto.randomUUID(), 1)
+  await sql.text('analyze waybill.deliveries')
+  await hold(endpoint_id, 50_000)
+  const readBefore = await readDeliveries(sql)
+  let calls = 0
+  const read = await waitFor(async () => {
+    calls++
+    await tenant.call('GET', '/v1/metrics/summary')
+    return (await readDeliveries(sql)) - readBefore
+  })
+  assert.ok(read / calls < 5000, `${read} rows in ${calls} calls`)
+})
+
+/** How many rows of deliveries have been read by index so far, as far as that has been told. */
+async function readDeliveries(sql: Pool): Promise<number> {
+  const [row] = await sql<{ read: number }[]>`
+    select coalesce(sum(idx_tup_fetch), 0)::int as read from pg_stat_user_tables where relname like 'deliveries%'`
+  return row?.read ?? 0
+}
