@@ -129,6 +129,7 @@ export function startDispatcher(options: {
   async function run(): Promise<boolean> {
     if (free() <= 0) {
       if (empty() <= 0 || !(isExpected(first) || isExpected(retry))) return false
+      // Looked at again after that, as nobody tells when what waits is put away.
       const isMoving = await forSlots(STANDSTILL_MS, () => free() > 0)
       if (!isMoving && free() <= 0 && isExpected(first)) {
         await fetch('first', Math.min(empty(), options.worthClaiming()), { mayWait: false })

@@ -3,7 +3,6 @@ import { once } from 'node:events'
 import { connect } from 'node:net'
 import { test } from 'node:test'
 import { parseRange } from '../../src/egress/address.ts'
-import { LocalFault } from '../../src/egress/failure.ts'
 import { createSender } from '../../src/egress/send.ts'
 import { listenTcp, onRequest } from '../support/tcp.ts'
 
@@ -48,14 +47,4 @@ test('a connection on which an egress proxy has refused a receiver is not kept',
   assert.equal(error, 'blocked_destination')
   const [socket] = proxy.sockets
   if (!socket!.closed) await once(socket!, 'close', { signal: AbortSignal.timeout(5000) })
-})
-
-test('an egress proxy with which no connection can be made in time is not held against the receiver', async (t) => {
-  const proxy = await listenTcp(() => {})
-  const sender = createSender({ allow: [], timeoutMs: 1000, proxyUrl: `https://127.0.0.1:${proxy.port}` })
-  t.after(async () => {
-    sender.close()
-    await proxy.close()
-  })
-  await assert.rejects(sender.send({ url: 'http://a.example.test/', headers: {}, body: '{}' }), LocalFault)
 })

@@ -1304,6 +1304,7 @@ test('an attempt ends its connection to an egress proxy at any stage', async (t)
   const through = (scheme: string) => startSender(t, { allow: [], proxyUrl: `${scheme}://127.0.0.1:${silent.port}` })
   assertFailed(await through('http').post('http://a.example.test/'), 'timeout')
   await allClosed(silent)
+  // With which no connection can be made: nobody's receiver is to blame.
   await assert.rejects(through('https').post('http://a.example.test/'), LocalFault)
   await allClosed(silent)
   // A tunnel in which nobody answers the handshake.
