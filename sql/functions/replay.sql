@@ -1,7 +1,7 @@
 -- Makes a delivery due now and returns it as it then is, or nothing if the tenant has no such delivery. A finished one becomes
 -- pending again with a full set of retries, and its attempt numbers go on; one that waits for a retry waits no longer; one that
--- is being attempted, or is held, stays as it is; one whose job is lost is held, to get another. Its row is locked, so that any
--- number of replays at once queue it only once.
+-- is held stays as it is, and so does one that is being attempted, but the replay is noted for when that attempt has failed; one whose
+-- job is lost is held, to get another. Its row is locked, so that any number of replays at once queue it only once.
 create or replace function waybill.replay(tenant text, delivery uuid) returns setof waybill.deliveries language plpgsql
 set plan_cache_mode = force_custom_plan
 as $$
@@ -9,6 +9,7 @@ declare
   it record;
   is_finished boolean;
   is_queued boolean;
+  is_claimed boolean := false;
   moment timestamptz;
 begin
   -- Retention also locks the event first, so whoever comes second sees what the first has done.
@@ -51,7 +52,8 @@ begin
     -- A job that failed for good would swallow the new one, which has the same id.
     delete from pgboss.job where name = 'deliveries' and id = delivery and state > 'active';
     -- Looked up first: queueing it again would wait for whoever settles the job, who waits for this delivery.
-    is_queued := exists (select from pgboss.job where name = 'deliveries' and id in (delivery, it.bundle));
+    select count(*) > 0, coalesce(bool_or(state = 'active'), false) into is_queued, is_claimed
+    from pgboss.job where name = 'deliveries' and id in (delivery, it.bundle);
     if is_finished and not is_queued then
       perform waybill.enqueue(json_build_array(json_build_object('id', delivery, 'priority', -floor(tag)::int,
         'data', json_build_object('tenant_id', tenant)))::text), pg_notify('waybill_due', '')
@@ -64,7 +66,32 @@ begin
       perform waybill.count_held(array[tenant], array[it.endpoint_id], array[1]), pg_notify('waybill_held', '');
     end if;
   end if;
+
+  if is_claimed and not is_finished then
+    insert into waybill.replay_requests values (tenant, delivery, moment)
+    on conflict (tenant_id, delivery_id) do update set asked_at = excluded.asked_at;
+  else
+    delete from waybill.replay_requests where tenant_id = tenant and delivery_id = delivery;
+  end if;
   return query select * from waybill.deliveries where tenant_id = tenant and delivery_id = delivery;
+end $$;
+
+-- Carries out a replay that was asked for during an attempt, unless that attempt was the one that it was asked for, because it began
+-- later, or has succeeded.
+create or replace function waybill.replay_as_requested(tenant text, delivery uuid) returns void language plpgsql
+set plan_cache_mode = force_custom_plan
+as $$
+declare
+  request record;
+begin
+  select asked_at, d.status <> 'delivered' and asked_at > coalesce(d.last_attempt_at, '-infinity') as is_open into request
+  from waybill.replay_requests r left join waybill.deliveries d using (tenant_id, delivery_id)
+  where r.tenant_id = tenant and r.delivery_id = delivery;
+  if request.is_open then
+    perform waybill.replay(tenant, delivery);
+  else
+    delete from waybill.replay_requests where tenant_id = tenant and delivery_id = delivery and asked_at = request.asked_at;
+  end if;
 end $$;
 
 -- Whoever asks for a replay believes that the endpoint answers again: if that is failing, and no probe is under way, this

@@ -15,6 +15,7 @@ import {
   type StateChange,
   wouldMove,
 } from './observe.ts'
+import { replayFailed } from './replay.ts'
 import { type AttemptRecord, queueDeadLetters, type Result, settle } from './settle.ts'
 
 export type Recorded = {
@@ -79,6 +80,13 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
         },
       )
       for (const change of changes) deps.log.warn(change, 'endpoint.state_changed')
+      const failed = results.filter(({ verdict }) => verdict.kind === 'failed' || verdict.kind === 'gone')
+      if (failed.length > 0)
+        await replayFailed(
+          pool,
+          failed.map(({ claim }) => claim),
+          // The attempts are stored already. The sweep carries out what is left.
+        ).catch((error: unknown) => deps.log.error({ err: error }, 'replay.left_over'))
       const byClaim = new Map(results.map((result) => [result.claim, result]))
       const holding = new Set(endpoints.filter(({ held }) => held > 0).map((endpoint) => endpoint.endpoint_id))
       return attempts.map(({ claim }) => {

@@ -3,6 +3,7 @@ import type { Log } from '../log.ts'
 import { DELIVERIES } from '../queue.ts'
 import { createClockMender } from './clock-set-back.ts'
 import { type Loop, startLoop } from './loop.ts'
+import { replayLeftOver } from './replay.ts'
 
 const SWEEP_MS = 20_000
 /** A delivery that changed a moment ago may be in the middle of a step; one due and unchanged for this long is not. */
@@ -19,7 +20,7 @@ const NONE: Endpoint = { tenant_id: '', endpoint_id: '00000000-0000-0000-0000-00
 /**
  * The safety net under the queue: a delivery that is due, not held, and without a job (because rows were deleted by hand, or a
  * backup combines two moments) is held, and so comes back with the retries that it had left. One process does it at a time, from
- * endpoint to endpoint, so that it gets through however long the queue is.
+ * endpoint to endpoint, so that it gets through however long the queue is. It also carries out replays that are left over.
  */
 export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: number }): Loop {
   const { pool, log } = deps
@@ -30,7 +31,10 @@ export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: num
     idleMs: SWEEP_MS,
     log,
     async run() {
-      if (last === NONE) await mendClock()
+      if (last === NONE) {
+        await mendClock()
+        await replayLeftOver(pool)
+      }
       const before = last
       const next = await endpointsAfter(pool, before)
       last = next.at(-1) ?? NONE

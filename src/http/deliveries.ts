@@ -133,7 +133,7 @@ const replay = createRoute({
   tags: ['Deliveries'],
   summary: 'Replay a delivery',
   description:
-    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries; its id stays the same, and its attempt numbers go on. One that waits for a retry becomes due now; one that is being attempted stays as it is, so replay it again if that attempt fails. If the endpoint is failing, the delivery becomes the next probe, unless one is under way; if it is inactive, the delivery waits until it is active. At an `ordered` endpoint, what waits for a retry becomes due, too, as the others wait for it. Nothing is queued twice.',
+    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries; its id stays the same, and its attempt numbers go on. One that waits for a retry becomes due now; one that is being attempted is replayed as soon as that attempt has failed, and not at all if it succeeds. If the endpoint is failing, the delivery becomes the next probe, unless one is under way; if it is inactive, the delivery waits until it is active. At an `ordered` endpoint, what waits for a retry becomes due, too, as the others wait for it. Nothing is queued twice.',
   request: { params: deliveryPath },
   responses: {
     202: answers('The delivery', delivery, REPLAYED),

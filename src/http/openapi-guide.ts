@@ -48,7 +48,7 @@ A key is kept as long as its event. A publish that a limit refuses does not use 
 |---|---|
 | no delivery | no active endpoint had subscribed when the event was published |
 | \`pending\` or \`retrying\`, \`next_attempt_at\` in the future | it waits for that moment; if its endpoint is \`inactive\` or \`failing\` then, it is held from there on |
-| the same, \`next_attempt_at\` in the past | it is being attempted, or in the queue: a replay changes nothing then |
+| the same, \`next_attempt_at\` in the past | it is being attempted, or in the queue: a replay then changes something only if that attempt fails |
 | the same, no \`next_attempt_at\` | it is held until its endpoint can take it: see the endpoint’s \`state\`, \`held_count\` and \`next_probe_at\`; one that is \`active\` is busy, paced, or \`ordered\` and waits for its oldest unfinished delivery |
 | \`dead_lettered\` | it was given up on; \`dead_letter_reason\` says why. Replay it once the cause is mended |
 

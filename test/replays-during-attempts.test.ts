@@ -1,0 +1,110 @@
+import assert from 'node:assert/strict'
+import { type TestContext, test } from 'node:test'
+import { replayLeftOver } from '../src/flow/replay.ts'
+import { gate, type Reply, startReceiver } from './support/receiver.ts'
+import { startTenant } from './support/service.ts'
+import { waitFor } from './support/wait.ts'
+
+/** A delivery whose first attempt is under way, and answered with `reply` once `open` is called; later ones get 200. */
+async function startAttempt(t: TestContext, reply: Reply, env: Record<string, string> = {}) {
+  const receiver = await startReceiver(t)
+  const answer = gate(reply)
+  receiver.script('/hook', answer.reply, 200)
+  const { sql, openPool, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '3600', ...env } })
+  await tenant.createEndpoint(receiver.url('/hook'))
+  const [id] = (await tenant.publish()).delivery_ids
+  await receiver.until(1)
+  const delivery = async () => (await tenant.call('GET', `/v1/deliveries/${id}`)).body
+  return {
+    receiver,
+    sql,
+    open: answer.open,
+    delivery,
+    /** As the sweep does. */
+    sweep: () => replayLeftOver(openPool({ max: 1 })),
+    replay: async () => assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202),
+    until: (status: string) =>
+      waitFor(async () => (await delivery()).status === status, { what: `the delivery to be ${status}` }),
+    requests: async () => [...(await sql`select * from waybill.replay_requests`)],
+  }
+}
+
+test('what is replayed while it is attempted is tried again at once if that attempt fails', async (t) => {
+  const { receiver, open, replay, until, delivery, requests } = await startAttempt(t, 500)
+  await Promise.all(Array.from({ length: 20 }, replay))
+  open()
+  await receiver.until(2)
+  await until('delivered')
+  assert.equal((await delivery()).attempt_count, 2)
+  assert.deepEqual(await requests(), [])
+})
+
+test('what is replayed during its last attempt has all of its retries again', async (t) => {
+  const { receiver, sql, open, replay, until } = await startAttempt(t, 500, { MAX_RETRIES: '0' })
+  await replay()
+  open()
+  await receiver.until(2)
+  await until('delivered')
+  const [counted] =
+    await sql`select pending::int, retrying::int, delivered::int, dead_lettered::int from waybill.endpoint_stats`
+  assert.deepEqual({ ...counted }, { pending: 0, retrying: 0, delivered: 1, dead_lettered: 0 })
+})
+
+test('what is replayed while an attempt is made that succeeds is not sent again', async (t) => {
+  const { sql, sweep, open, replay, until, requests } = await startAttempt(t, 200)
+  await replay()
+  await sweep()
+  assert.equal((await requests()).length, 1)
+  open()
+  await until('delivered')
+  await sweep()
+  assert.deepEqual(await requests(), [])
+  await until('delivered')
+  assert.deepEqual([...(await sql`select from pgboss.job where name = 'deliveries'`)], [])
+})
+
+test('a replay that was asked for before the attempt that failed began is not carried out after it', async (t) => {
+  const { sql, sweep, open, replay, until, requests, delivery } = await startAttempt(t, 500)
+  await replay()
+  await sql`update waybill.replay_requests set asked_at = asked_at - interval '1 minute'`
+  open()
+  await until('retrying')
+  await sweep()
+  assert.deepEqual(await requests(), [])
+  assert.ok(Date.parse((await delivery()).next_attempt_at) > Date.now() + 60_000)
+})
+
+test('a replay that was asked for during an attempt is carried out although its worker ends before it can do so', async (t) => {
+  const { receiver, sql, sweep, open, replay, until, requests } = await startAttempt(t, 500)
+  await replay()
+  const [request] = await sql`delete from waybill.replay_requests returning tenant_id, delivery_id, asked_at`
+  open()
+  await until('retrying')
+  const { tenant_id, delivery_id, asked_at } = request!
+  await sql`insert into waybill.replay_requests values (${tenant_id}, ${delivery_id}, ${asked_at})`
+  await sweep()
+  await receiver.until(2)
+  await until('delivered')
+  assert.deepEqual(await requests(), [])
+})
+
+test('what is replayed while it is a probe is the next probe at once if that fails', async (t) => {
+  const env = {
+    BREAKER_FAILURES: '1',
+    BREAKER_SECONDS: '0',
+    BREAKER_PROBE_SECONDS: '3600',
+    BREAKER_PROBE_MAX_SECONDS: '3600',
+  }
+  const { receiver, sql, open, replay, until } = await startAttempt(t, 500, env)
+  const probe = gate(500)
+  receiver.script('/hook', probe.reply, 200)
+  open()
+  await until('retrying')
+  await replay()
+  await receiver.until(2)
+  await replay()
+  probe.open()
+  await receiver.until(3)
+  await until('delivered')
+  assert.equal((await sql`select from waybill.attempts`).length, 3)
+})
