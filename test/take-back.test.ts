@@ -84,6 +84,7 @@ test('what lost its worker is due at once; what loses one after the other waits,
   assert.deepEqual({ ...(await jobOf('lost 3 times')) }, { state: 'retry', retry_count: 2, waits: true })
   const { next_attempt_at } = (await tenant.call('GET', `/v1/deliveries/${ids['lost 3 times']}`)).body
   assert.ok(Date.parse(next_attempt_at) > Date.now() + 60_000, 'its record says when it is due')
+  assert.deepEqual(await attemptsOf('lost 3 times'), [LOST, LOST, LOST])
   assert.equal(receiver.receipts.length, 4)
   clearInterval(touching)
   await worker.kill()

@@ -99,9 +99,24 @@ async function takeBack(pool: Pool, boss: PgBoss, thorough: boolean): Promise<La
   })
 }
 
-/** Gives deliveries that got a retry a retry's place in the queue, and shows when it is due. */
+/**
+ * Gives deliveries that got a retry a retry's place in the queue, and shows when it is due. The attempts that lost their worker are
+ * recorded now: the next one, with which they otherwise are, may be hours away.
+ */
 async function waitForRetry(sql: Db, failed: Lapsed[]): Promise<void> {
   const ids = failed.map((job) => job.delivery_id).sort()
+  await sql`
+    select waybill.record_lost(array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(url), array_agg(made),
+      array_agg(attempt_count), array_agg(status), false)
+    from (
+      select d.tenant_id, d.delivery_id, d.endpoint_id, p.url, d.earlier_attempts + j.retry_count + 1 as made, d.attempt_count, d.status
+      from pgboss.job j
+      join waybill.deliveries d on d.tenant_id = j.data ->> 'tenant_id' and d.delivery_id = j.id
+      join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
+      where j.name = ${DELIVERIES} and j.id = any(${ids}::uuid[]) and j.state = 'retry' and d.status in ('pending', 'retrying')
+        and d.delivery_id = any(${ids}::uuid[]) and d.delivery_id between ${ids[0] as string} and ${ids.at(-1) as string}
+      order by d.delivery_id for update of d
+    ) lost having count(*) > 0`
   await sql`
     with waiting as (
       update pgboss.job j set priority = waybill.retry_priority(start_after)
