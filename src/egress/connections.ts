@@ -54,6 +54,8 @@ export type Connection = {
   start(): boolean
   /** How much of its request has not been sent. */
   unsentBytes(): number
+  /** What has broken it, if anything: undici takes a reset for the end of a body that has no length. */
+  broken(): Error | null
   /** Ends it at any stage: name resolution, connect, TLS, request, response. */
   cancel(): void
 }
@@ -89,7 +91,8 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
     let fresh = true
     let mostRead = 0
     let look = () => {}
-    let unsentBytes = () => 0
+    /** Under TLS not `wire`. */
+    let connected: Socket | null = null
     const readMore = () => {
       mostRead = (wire?.bytesRead ?? 0) + MAX_READ_BYTES
     }
@@ -113,7 +116,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
         },
         onConnected(socket) {
           fresh = true
-          unsentBytes = () => socket.writableLength
+          connected = socket
           readInPieces(socket, () => connection.inBody)
           // Called before undici's own listener, which reads. What TLS keeps to itself is not readable, and found a moment later.
           socket.on('readable', look)
@@ -138,7 +141,8 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
         readMore()
         return isFirst
       },
-      unsentBytes: () => unsentBytes(),
+      unsentBytes: () => connected?.writableLength ?? 0,
+      broken: () => connected?.errored ?? null,
       cancel: () => {
         forget(connection)
         all.leave(place)

@@ -195,9 +195,11 @@ export function createSender({
           onResponseEnd(controller) {
             if (!end()) return
             const isLarge = hasTooManyHeaders(exchange, controller.rawTrailers)
+            const error = using.broken()
             if (isLarge) using.cancel()
             else connections.give(using)
-            settle(false, isLarge ? failure('response_too_large') : judgeStatus(exchange.statusCode ?? 0))
+            const verdict = judgeStatus(exchange.statusCode ?? 0) ?? (error && classify(error, true))
+            settle(error !== null, isLarge ? failure('response_too_large') : verdict)
           },
           onResponseError(_controller, error) {
             if (ended) return

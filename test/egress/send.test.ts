@@ -609,9 +609,17 @@ test('a connection that breaks before or within the answer is a failed attempt',
 
 test('a 2xx that the receiver breaks off is not a delivery', async (t) => {
   const { post } = startSender(t)
+  const end = (socket: Socket) => socket.end()
+  const reset = (socket: Socket) => socket.resetAndDestroy()
+  const rests = {
+    'content-length: 100\r\n\r\nabc': [end, reset],
+    'transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n': [end, reset],
+    // Such a body ends with its connection.
+    '\r\nabc': [reset],
+  }
   for (const connection of ['keep-alive', 'close'])
-    for (const rest of ['content-length: 100\r\n\r\nabc', 'transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n'])
-      for (const breakOff of [(socket: Socket) => socket.end(), (socket: Socket) => socket.resetAndDestroy()]) {
+    for (const [rest, ways] of Object.entries(rests))
+      for (const breakOff of ways) {
         const start = `HTTP/1.1 200 OK\r\nconnection: ${connection}\r\n${rest}`
         // The reset takes with it what has not been read: between a timer and an immediate everything is.
         const receiver = await startRaw(t, start, (socket) => setTimeout(() => setImmediate(breakOff, socket), 50))
