@@ -257,6 +257,13 @@ suite('an endpoint that has failed for days', () => {
       assert.deepEqual({ ...stats }, { failure_streak: 0, failed_probes: 0, ...none, ramp: 2 })
     })
 
+  test('recovers no longer once nothing is held, although none of that has arrived', async (t) => {
+    const { sql, url, patch } = await begin(t)
+    assert.equal((await patch({ url: 'http://127.0.0.1:9/new' })).state, 'recovering')
+    await sql`update waybill.endpoint_stats set held = 0`
+    assert.equal((await patch({ description: url })).state, 'active')
+  })
+
   test('goes on failing when it is told again what it is', async (t) => {
     const { url, patch } = await begin(t)
     assert.equal((await patch({ url, is_active: true, ordered: true })).state, 'failing')

@@ -48,7 +48,7 @@ export function renderState({ is_active, inactive_reason, inactive_since, stats 
       : 'its recovery is being recorded'
     return stands('failing', reason, since, moment(stats.next_probe_at))
   }
-  if (stats?.breaker === 'half_open')
+  if (stats?.breaker === 'half_open' && stats.held > 0)
     return stands('recovering', 'it is getting what was held, in growing chunks', since)
   return stands('active', null, null)
 }
