@@ -51,10 +51,8 @@ export const deliveryColumns = fragment`
   delivery_id, tenant_id, event_id, endpoint_id, event_type, status, attempt_count, next_attempt_at, last_attempt_at,
   last_status_code, last_error, dead_letter_reason, updated_at, completed_at`
 
-/** A delivery as the API shows it; its id carries when it was created. */
-export const renderDelivery = ({ updated_at, completed_at, ...row }: DeliveryRow) => ({
-  ...row,
-  created_at: madeAt(row.delivery_id),
-  updated_at,
-  completed_at,
-})
+/** A delivery as the API shows it; its id carries when it was created, which for the last of a batch is a moment after its row was. */
+export function renderDelivery({ updated_at, completed_at, ...row }: DeliveryRow) {
+  const created_at = madeAt(row.delivery_id)
+  return { ...row, created_at, updated_at: updated_at < created_at ? created_at : updated_at, completed_at }
+}

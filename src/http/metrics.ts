@@ -39,7 +39,7 @@ const getMetrics = createRoute({
             .openapi({ example: { total: 2, active: 2, inactive: 0 } }),
           queue_age_seconds: z.number().openapi({
             description:
-              'How long the oldest due delivery has been due, including those held only because their endpoint is busy; 0 if none is due.',
+              'How long the oldest due delivery has been due, including those that are being attempted or held only because their endpoint is busy; 0 if none is due.',
           }),
         })
         .openapi('MetricsSummary'),
