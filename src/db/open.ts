@@ -16,8 +16,6 @@ export type Db = {
 
 /** The pool itself: what can open transactions and listen. */
 export type Pool = Db & {
-  /** The most connections it opens. */
-  max: number
   /** Runs `work` in a transaction: commits what it has done, or rolls it back if it throws. */
   begin<Result>(work: (sql: Db) => Promise<Result>): Promise<Result>
   /** Listens to a channel (db/listening.ts). */
@@ -99,7 +97,6 @@ export function openDb(
   })
   const listening = createListening(pool.open)
   return Object.assign(sql, {
-    max,
     begin: <Result>(work: (sql: Db) => Promise<Result>) => pool.lend((ask) => inTransaction(ask, work)),
     listen: listening.listen,
     async end(timeoutMs = 5000) {
