@@ -1,8 +1,9 @@
 import { createHash } from 'node:crypto'
 import { readdir, readFile } from 'node:fs/promises'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { isGone, isRetryable } from './db/errors.ts'
+import { isGone } from './db/errors.ts'
 import { type Db, openDb, type Pool } from './db/open.ts'
+import { retried } from './db/retried.ts'
 import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
 import { DEAD_LETTERS, DELIVERIES, type QueueSettings } from './queue.ts'
@@ -86,17 +87,15 @@ async function stopVacuum(sql: Db): Promise<void> {
 }
 
 /** Runs `work` again and again as long as others keep it from a lock that it needs: a dump may take hours. */
-async function untilFree<Result>(log: Log, work: () => Promise<Result>): Promise<Result> {
-  for (let pauseMs = 1000; ; pauseMs = Math.min(2 * pauseMs, MAX_PAUSE_MS)) {
-    try {
-      return await work()
-    } catch (error) {
-      if (!isRetryable(error)) throw error
+const untilFree = <Result>(log: Log, work: () => Promise<Result>): Promise<Result> =>
+  retried(work, {
+    most: Infinity,
+    pause(error, tries) {
+      const pauseMs = Math.min(1000 * 2 ** (tries - 1), MAX_PAUSE_MS)
       log.warn({ err: error, again_in_ms: pauseMs }, 'migration.blocked')
-      await sleep(pauseMs)
-    }
-  }
-}
+      return sleep(pauseMs)
+    },
+  })
 
 /** For a start that does not migrate: throws unless the database is at this program's schema, or at that of a later version. */
 export async function requireMigrated(pool: Pool): Promise<void> {

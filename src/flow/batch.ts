@@ -1,5 +1,5 @@
-import { isRefusal, isRetryable } from '../db/errors.ts'
-import { giveWay } from '../db/retried.ts'
+import { isRefusal } from '../db/errors.ts'
+import { retried } from '../db/retried.ts'
 import { inTurn } from '../in-turn.ts'
 import { createPortion } from './portion.ts'
 
@@ -34,7 +34,8 @@ export function createBatcher<Item, Result>(options: {
   /** Returns a function that tells the waiting callers how it went. */
   async function run(batch: Waiting[]): Promise<() => void> {
     try {
-      const results = await portion.try(batch.length, () => options.run(batch.map((entry) => entry.item)))
+      const items = batch.map(({ item }) => item)
+      const results = await portion.try(batch.length, () => retried(() => options.run(items), { most: Infinity }))
       // Each caller's result is found by its position, so if one is missing, nobody can be given theirs.
       if (results.length !== batch.length) throw new Error(`${results.length} results for ${batch.length} items`)
       return () =>
@@ -42,10 +43,6 @@ export function createBatcher<Item, Result>(options: {
           entry.resolve(results[index] as Result)
         })
     } catch (error) {
-      if (isRetryable(error)) {
-        await giveWay()
-        return await run(batch)
-      }
       if (batch.length > 1 && isRefusal(error)) return await runEach(batch)
       return () => {
         for (const entry of batch) entry.reject(error)

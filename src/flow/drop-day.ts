@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { isRetryable } from '../db/errors.ts'
 import type { Db, Pool } from '../db/open.ts'
+import { retried } from '../db/retried.ts'
 import { identifier } from '../db/statement.ts'
 import { type Counts, countRows, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
 import { type Finished, uncountFinished } from './prune.ts'
@@ -32,19 +32,15 @@ export async function countDay(pool: Pool, day: string): Promise<Counts | null> 
   return counts
 }
 
-async function detachInTurn(pool: Pool, day: string, mostTries: number): Promise<boolean> {
-  for (let tries = 1; ; tries++) {
-    try {
-      const began = performance.now()
-      const isDetached = await pool.begin((sql) => detachDay(sql, day))
-      // There may be many such days, and everybody waited for this one.
-      await sleep(REST * (performance.now() - began))
-      return isDetached
-    } catch (error) {
-      if (!isRetryable(error) || tries === mostTries) throw error
-      await sleep(Math.random() * RETRY_MS)
-    }
+async function detachInTurn(pool: Pool, day: string, most: number): Promise<boolean> {
+  const detach = async () => {
+    const began = performance.now()
+    const isDetached = await pool.begin((sql) => detachDay(sql, day))
+    // There may be many such days, and everybody waited for this one.
+    await sleep(REST * (performance.now() - began))
+    return isDetached
   }
+  return await retried(detach, { most, pause: () => sleep(Math.random() * RETRY_MS) })
 }
 
 /** Detaches one day from the tables and moves its live rows to the default partitions. False if too many are live. */
