@@ -81,9 +81,8 @@ export async function listen(app: App, { hostname, port, maxClients, onFull }: O
     connections.set(socket, connection)
     state.taken++
     lingerForRequest(socket, () => connection.last)
-    const unread = cutUnread(socket)
+    cutUnread(socket)
     socket.once('close', () => {
-      clearInterval(unread)
       weigh(connection, -connection.ahead)
       connections.delete(socket)
     })
