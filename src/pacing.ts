@@ -38,6 +38,12 @@ export function createTurns(max: number): (weight?: number) => Promise<void> {
 /** Await it before work that takes milliseconds: each turn of the event loop does one such piece, and serves the others too. */
 export const heavyTurn = createTurns(1)
 
+/**
+ * Calls `work` after `ms`, in the end of that turn of the event loop: where the process stood still, what came meanwhile (an answer, a
+ * request) is read first. Clearing the timer keeps it from being called, unless its turn has begun.
+ */
+export const setLate = (work: () => void, ms: number): NodeJS.Timeout => setTimeout(() => setImmediate(work), ms)
+
 /** Waits until `moment` (by performance.now()). Rejects with the signal's reason if that aborts first. */
 export const until = (moment: number, signal: AbortSignal): Promise<void> =>
   sleep(Math.max(0, moment - performance.now()), undefined, { signal }).catch(() => {

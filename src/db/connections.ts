@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Client, type ClientConfig, DatabaseError, Pool, type PoolClient, type QueryResult } from 'pg'
 import type { Log } from '../log.ts'
+import { setLate } from '../pacing.ts'
 
 // Lends connections to the database, and tells those that still lead there from those that do not.
 
@@ -86,8 +87,7 @@ export function createPool(
       const giveUpUnlessAnswered = () => {
         if (!isAnswered) giveUp(client)
       }
-      // In the turn's end: where the process stood still, an answer that came meanwhile is read first.
-      const late = patienceMs && setTimeout(() => setImmediate(giveUpUnlessAnswered), patienceMs + GRACE_MS)
+      const late = patienceMs && setLate(giveUpUnlessAnswered, patienceMs + GRACE_MS)
       void client.query(question, (error: Error | undefined, answer: Answer) => {
         isAnswered = true
         clearTimeout(late)

@@ -1,6 +1,7 @@
 import { LRUCache } from 'lru-cache'
 import type { Dispatcher } from 'undici'
 import { Line } from '../line.ts'
+import { setLate } from '../pacing.ts'
 import type { AddressRange } from './address.ts'
 import { collectBody } from './body.ts'
 import { openDirectly, openThroughProxy } from './connect.ts'
@@ -147,8 +148,7 @@ export function createSender({
         if (statusCode !== null) settle(true, judgeStatus(statusCode))
         else settle(false, writtenAt === null ? NOT_CONNECTED : failure('timeout'))
       }
-      // In the turn's end: where the process stood still, answers that came meanwhile are read first.
-      const deadline = setTimeout(() => setImmediate(cutOff), timeoutMs)
+      const deadline = setLate(cutOff, timeoutMs)
       const place = underWay.join(() => {
         if (!end()) return
         connection.cancel()

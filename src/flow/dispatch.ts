@@ -1,4 +1,5 @@
 import type { Log } from '../log.ts'
+import { setLate } from '../pacing.ts'
 import type { Kind } from './claim.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createPortion } from './portion.ts'
@@ -109,8 +110,7 @@ export function startDispatcher(options: {
     new Promise<boolean>((resolve) => {
       goOn = () => resolve(true)
       isEnough = areEnough
-      // In the turn's end: where the process stood still, answers that came meanwhile are read first.
-      setTimeout(() => setImmediate(resolve, false), ms)
+      setLate(() => resolve(false), ms)
     })
 
   const empty = () => slots - first.occupied - retry.occupied

@@ -1,6 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import { Server as NetServer, type Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
+import { setLate } from '../pacing.ts'
 
 /** How long connections without a request stay once the service stops: for requests that are on their way already. */
 const LEAVE_MS = 1000
@@ -52,8 +53,7 @@ export function drain(server: NetServer, connections: Connections, state: State,
       if (state.taken !== before && performance.now() < until) return void setImmediate(closeOnceTaken, state.taken)
       // Not Node's own for HTTP, which closes idle connections at once.
       NetServer.prototype.close.call(server)
-      // After a busy while, what has come meanwhile is read first.
-      leave = setTimeout(() => setImmediate(closeIdle), Math.min(LEAVE_MS, graceMs))
+      leave = setLate(closeIdle, Math.min(LEAVE_MS, graceMs))
     }
     setImmediate(closeOnceTaken, -1)
     const unfinished = setInterval(

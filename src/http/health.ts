@@ -1,6 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { MODES, type Mode } from '../config.ts'
 import type { Pool } from '../db/open.ts'
+import { setLate } from '../pacing.ts'
 import { VERSION } from '../version.ts'
 import type { Mount } from './route.ts'
 import { answers, ok } from './schemas.ts'
@@ -72,8 +73,7 @@ function createQuestion(pool: Pool): () => Promise<boolean> {
   return async () => {
     let timer: NodeJS.Timeout | undefined
     const late = new Promise<boolean>((resolve) => {
-      // An answer that has arrived, and was not read because this process was busy, still counts.
-      timer = setTimeout(() => setImmediate(resolve, false), HEALTH_PATIENCE_MS)
+      timer = setLate(() => resolve(false), HEALTH_PATIENCE_MS)
     })
     asked ??= ask()
     return await Promise.race([asked, late]).finally(() => clearTimeout(timer))
