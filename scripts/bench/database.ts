@@ -1,8 +1,8 @@
-import { chmod, mkdtemp, readFile, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
+import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { freePort, loadPackage, serverOptions } from '../../src/embedded.ts'
 import { connect } from '../../test/support/database.ts'
+import { makeDirectory, removeDirectory } from '../../test/support/directory.ts'
 
 const SETTINGS = ['shared_preload_libraries=pg_stat_statements']
 
@@ -43,8 +43,7 @@ export type BenchDatabase = {
 export async function startDatabase(): Promise<BenchDatabase> {
   // Its hook at the exit stays: should the bench crash, the server ends as well.
   const EmbeddedPostgres = await loadPackage(['SIGINT', 'SIGTERM', 'SIGHUP'])
-  const directory = await mkdtemp(join(tmpdir(), 'waybill-bench-'))
-  await chmod(directory, 0o755)
+  const directory = await makeDirectory()
   const port = await freePort()
   const password = 'bench'
   const databaseDir = join(directory, 'postgres')
@@ -113,7 +112,7 @@ export async function startDatabase(): Promise<BenchDatabase> {
     async stop() {
       await Promise.all([bench.end(1000), waybill.end(1000)])
       await server.stop()
-      await rm(directory, { recursive: true, force: true })
+      await removeDirectory(directory)
     },
   }
 }
