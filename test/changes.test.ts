@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
-import { createDatabase, waitingForLocks } from './support/database.ts'
+import { waitingForLocks } from './support/database.ts'
 import { assertBooks, publishMany, settled, watchInFlight } from './support/deliveries.ts'
 import { gate, type Receipt, startReceiver } from './support/receiver.ts'
-import { createTenant, startService, startTenant } from './support/service.ts'
+import { createTenant, startTenant } from './support/service.ts'
 import { verifyStandard } from './support/verify.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -16,13 +16,8 @@ const MAX_IN_HAND = 400
  * others wait for `change`.
  */
 async function start(t: TestContext) {
-  const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const service = await startService(t, {
-    databaseUrl,
-    env: { ENDPOINT_CONCURRENCY: '10', ATTEMPT_TIMEOUT_SECONDS: '60' },
-  })
-  const tenant = await createTenant(service)
+  const { sql, tenant } = await startTenant(t, { env: { ENDPOINT_CONCURRENCY: '10' } })
   const endpoint = await tenant.createEndpoint(receiver.url('/old'), { subscribed_events: ['thing.happened'] })
   const { reply, open } = gate()
   for (const path of ['/old', '/new'])

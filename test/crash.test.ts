@@ -2,10 +2,10 @@ import assert from 'node:assert/strict'
 import { connect, type Socket } from 'node:net'
 import { suite, type TestContext, test } from 'node:test'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase, lock, waitingFor } from './support/database.ts'
+import { lock, waitingFor } from './support/database.ts'
 import { assertBooks, settled } from './support/deliveries.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
-import { ADMIN_KEY, createTenant, startService, startTenant } from './support/service.ts'
+import { ADMIN_KEY, startService, startTenant } from './support/service.ts'
 import { listenTcp } from './support/tcp.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -13,11 +13,9 @@ type Attempt = { attempt_number: number; status_code: number | null; error: stri
 
 /** An API, a receiver and a tenant; workers come and go as the test says. */
 async function start(t: TestContext, env: Record<string, string> = {}) {
-  const database = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const api = await startService(t, { databaseUrl: database.url, mode: 'api', env })
-  const startWorker = () => startService(t, { databaseUrl: database.url, mode: 'worker', env })
-  const tenant = await createTenant(api)
+  const { service: api, tenant, ...database } = await startTenant(t, { mode: 'api', env })
+  const startWorker = () => startService(t, { databaseUrl: database.databaseUrl, mode: 'worker', env })
   await tenant.createEndpoint(receiver.url('/hook'))
   const deliveryOf = async (id: string) => (await tenant.call('GET', `/v1/deliveries/${id}`)).body
   const attemptsOf = async (id: string) => {
@@ -263,7 +261,7 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
         ENDPOINT_CONCURRENCY: '1000',
       })
       world.receiver.script('/hook', gate().reply)
-      const near = new URL(world.database.url)
+      const near = new URL(world.database.databaseUrl)
       const late = (from: Socket, to: Socket) =>
         from.on('data', (bytes) => setTimeout(() => to.writable && to.write(bytes), 20)).on('close', () => to.destroy())
       const far = await listenTcp((client) => {
@@ -347,7 +345,7 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     await cutOff
     assert.equal(accepted.size, 50)
 
-    const again = await startService(t, { databaseUrl: database.url, mode: 'api' })
+    const again = await startService(t, { databaseUrl: database.databaseUrl, mode: 'api' })
     for (const key of keys) {
       const reply = await again.call('POST', '/v1/events', {
         key: tenant.key,

@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict'
-import { createServer, type Socket } from 'node:net'
+
 import { test } from 'node:test'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase } from './support/database.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService } from './support/service.ts'
+import { listenTcp } from './support/tcp.ts'
 import { waitFor } from './support/wait.ts'
 
 const HOSTILE = 500
@@ -12,17 +13,8 @@ const HOSTILE = 500
 test('500 endpoints that never answer do not keep a healthy one waiting', async (t) => {
   const database = await createDatabase(t)
   const receiver = await startReceiver(t)
-  const sockets = new Set<Socket>()
-  const blackhole = createServer((socket) => {
-    sockets.add(socket)
-    socket.on('error', () => {}).on('close', () => sockets.delete(socket))
-  })
-  await new Promise<void>((listening) => blackhole.listen(0, '127.0.0.1', listening))
-  cleanUp(t, () => {
-    for (const socket of sockets) socket.destroy()
-    return new Promise((closed) => blackhole.close(closed))
-  })
-  const { port } = blackhole.address() as { port: number }
+  const { port, sockets, close } = await listenTcp(() => {})
+  cleanUp(t, close)
   const service = await startService(t, {
     databaseUrl: database.url,
     env: {
@@ -47,7 +39,7 @@ test('500 endpoints that never answer do not keep a healthy one waiting', async 
 
   const published = await hostile.call('POST', '/v1/events', { body: { event_type: 'trap', payload: {} } })
   assert.equal(published.body.delivery_ids.length, HOSTILE)
-  await waitFor(() => sockets.size >= 50, { what: 'the worker to be caught' })
+  await waitFor(() => sockets.length >= 50, { what: 'the worker to be caught' })
   for (let n = 1; n <= 40; n++) {
     await healthy.call('POST', '/v1/events', { body: { event_type: 'tick', payload: { n } } })
     await receiver.until(n + 1, { timeoutMs: 60_000 })

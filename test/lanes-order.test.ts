@@ -4,7 +4,7 @@ import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim.ts'
 import { createSecretBox } from '../src/secrets.ts'
-import { createDatabase, waitingForLocks } from './support/database.ts'
+import { waitingForLocks } from './support/database.ts'
 import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/deliveries.ts'
 import { gate, type Receipt, type Receiver, startReceiver } from './support/receiver.ts'
 import { createTenant, ENCRYPTION_KEY, startService, startTenant } from './support/service.ts'
@@ -12,14 +12,12 @@ import { waitFor } from './support/wait.ts'
 
 /** An API, a receiver and a tenant; workers come and go as the test says. */
 async function start(t: TestContext, env: Record<string, string> = {}) {
-  const { url: databaseUrl, sql, openPool } = await createDatabase(t)
   const receiver = await startReceiver(t)
   const all = { RETRY_DELAY_SECONDS: '1', RETRY_DELAY_MAX_SECONDS: '1', ...env }
-  const api = await startService(t, { databaseUrl, mode: 'api', env: all })
+  const { databaseUrl, sql, openPool, service, tenant } = await startTenant(t, { mode: 'api', env: all })
   const startWorker = () => startService(t, { databaseUrl, mode: 'worker', env: all })
-  const pool = openPool({ max: 2 })
-  const addTenant = () => createTenant(api)
-  return { sql, receiver, startWorker, addTenant, tenant: await addTenant(), claim: createClaim(pool, 1e9) }
+  const addTenant = () => createTenant(service)
+  return { sql, receiver, startWorker, addTenant, tenant, claim: createClaim(openPool({ max: 2 }), 1e9) }
 }
 
 const eventOf = ({ headers }: Receipt) => String(headers['webhook-id'])

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict'
-import { type AddressInfo, createServer } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Pool } from '../../src/db/open.ts'
 import { settled } from '../support/deliveries.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { ADMIN_KEY, createTenant, startTenant } from '../support/service.ts'
+import { listenTcp } from '../support/tcp.ts'
 import { passMidnight, waitFor } from '../support/wait.ts'
 
 const EVENTS = 5000
@@ -228,14 +228,12 @@ describe(`after ${EVENTS} events to five endpoints of which two fail`, () => {
 })
 
 test('a 2xx that the receiver breaks off is a failure in every number', async (t) => {
-  const breaking = createServer((socket) => {
-    socket.on('error', () => {}).once('data', () => socket.end('HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf'))
+  const breaking = await listenTcp((socket) => {
+    socket.once('data', () => socket.end('HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf'))
   })
-  await new Promise<void>((listening) => breaking.listen(0, '127.0.0.1', listening))
-  t.after(() => breaking.close())
+  t.after(breaking.close)
   const owner = await createTenant(service)
-  const { port } = breaking.address() as AddressInfo
-  const { endpoint_id } = await owner.createEndpoint(`http://127.0.0.1:${port}/`)
+  const { endpoint_id } = await owner.createEndpoint(breaking.url)
   await owner.publish()
   const health = async () => (await owner.call('GET', `/v1/endpoints/${endpoint_id}/health`)).body
   await waitFor(async () => (await health()).dead_letter_count === 1, { timeoutMs: 30_000, what: 'its end' })
