@@ -1,6 +1,7 @@
 import { chmod, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { isAlive, stopLeftover } from '../../src/left-behind.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
 
 const PREFIX = 'waybill-test-'
@@ -18,13 +19,7 @@ export async function makeDirectory(): Promise<string> {
 
 /** Removes a directory, and ends the Postgres that still runs in it, if any. */
 export async function removeDirectory(directory: string): Promise<void> {
-  for (const data of DATA) {
-    const lock = await readFile(join(directory, data, 'postmaster.pid'), 'utf8').catch(() => '')
-    const pid = Number(lock.split('\n')[0])
-    const command = pid > 1 ? await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '') : ''
-    // The lock of a killed one may name a process that has nothing to do with it.
-    if (command.includes(directory)) signal(pid, 'SIGQUIT')
-  }
+  for (const data of DATA) await stopLeftover(join(directory, data))
   await rm(directory, { recursive: true, force: true, maxRetries: 20 })
 }
 
@@ -34,7 +29,7 @@ export async function sweepDirectories(): Promise<void> {
   for (const name of names.filter((entry) => entry.startsWith(PREFIX))) {
     const directory = join(tmpdir(), name)
     const owner = Number(await readFile(join(directory, 'owner.pid'), 'utf8').catch(() => Number.NaN))
-    if (owner > 1 && !signal(owner, 0)) await removeDirectory(directory).catch(() => {})
+    if (owner > 1 && !(await isAlive(owner))) await removeDirectory(directory).catch(() => {})
   }
 }
 
@@ -43,13 +38,4 @@ export async function createDirectory(scope: Scope): Promise<string> {
   const directory = await makeDirectory()
   cleanUp(scope, () => removeDirectory(directory))
   return directory
-}
-
-/** False when there is no such process. */
-function signal(pid: number, name: NodeJS.Signals | 0): boolean {
-  try {
-    return process.kill(pid, name)
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code === 'EPERM'
-  }
 }
