@@ -1,10 +1,11 @@
 import { randomBytes } from 'node:crypto'
 import { parseArgs } from 'node:util'
+import { freePort } from '../src/embedded.ts'
 import { type Account, createAccount } from './demo/account.ts'
 import { type Client, createClient } from './demo/client.ts'
 import { createObservations, type Observation, type Observations } from './demo/observations.ts'
 import { type Behaviour, startReceiver } from './demo/receiver.ts'
-import { freePort, type Service, serviceReady, startService } from './demo/service.ts'
+import { type Service, startService } from './demo/service.ts'
 
 // The life of a few events, told live: the real service on its embedded Postgres, a receiver that checks every
 // signature with an independent library, and three endpoints of which two misbehave. `--once` leaves when it is told.
@@ -40,7 +41,7 @@ async function run(): Promise<void> {
   const behaviours = await startReceiver(ENDPOINTS, observations)
   receiver = behaviours
   service = startService(await freePort(Number(process.env.PORT) || 8080), observations)
-  await serviceReady(observations)
+  await service.ready
   account.line('service', '', '', `${service.url}, embedded Postgres`)
   const { tenant, apiKey } = await register(service, behaviours.urlOf)
   await tellStory(tenant, account, observations)

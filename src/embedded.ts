@@ -151,10 +151,13 @@ async function readKeys(file: string, mustExist: boolean): Promise<Keys> {
   return keys
 }
 
-/** A port that nobody listens on right now. */
-export async function freePort(): Promise<number> {
+/** A port that nobody listens on right now: the one that is `wanted` or, if that is taken, any. */
+export async function freePort(wanted = 0): Promise<number> {
   const probe = createServer()
-  await new Promise<void>((listening) => probe.listen(0, '127.0.0.1', listening))
+  const isFree = await new Promise<boolean>((resolve) =>
+    probe.once('error', () => resolve(false)).listen(wanted, '127.0.0.1', () => resolve(true)),
+  )
+  if (!isFree) return await freePort()
   const { port } = probe.address() as { port: number }
   await new Promise((closed) => probe.close(closed))
   return port

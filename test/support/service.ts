@@ -41,8 +41,19 @@ export type Program = {
 /** Where Node keeps what it has compiled; the global setup sets it for the whole run. */
 export const COMPILED = 'NODE_COMPILE_CACHE'
 
-/** `main`: another version's, for instance; `flags`: Node's own. */
-type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: string; main?: string; flags?: string[] }
+/**
+ * `main`: another version's, for instance; `flags`: Node's own. `detached`: in a process group of its own, which signals of the terminal
+ * do not reach. `onLog` gets each log line when it comes.
+ */
+type ProgramOptions = {
+  args?: string[]
+  env?: NodeJS.ProcessEnv
+  cwd?: string
+  main?: string
+  flags?: string[]
+  detached?: boolean
+  onLog?: (line: LogLine) => void
+}
 
 /**
  * Runs the real program with nothing of our own environment but PATH and COMPILED. It is killed after the test, if it still
@@ -50,10 +61,11 @@ type ProgramOptions = { args?: string[]; env?: Record<string, string>; cwd?: str
  */
 export function runProgram(
   scope: Scope,
-  { args = [], env = {}, cwd = ROOT, main = MAIN, flags = [] }: ProgramOptions = {},
+  { args = [], env = {}, cwd = ROOT, main = MAIN, flags = [], detached = false, onLog }: ProgramOptions = {},
 ): Program {
   const child: ChildProcess = spawn(process.execPath, [...flags, main, ...args], {
     cwd,
+    detached,
     env: { PATH: process.env.PATH, [COMPILED]: process.env[COMPILED], ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   })
@@ -64,7 +76,10 @@ export function runProgram(
   createInterface({ input: child.stdout! }).on('line', (text) => {
     stdout.push(text)
     // Whoever is killed may leave half a line.
-    if (/^\{.*\}$/.test(text)) logs.push({ ...JSON.parse(text), text })
+    if (!/^\{.*\}$/.test(text)) return
+    const line: LogLine = { ...JSON.parse(text), text }
+    logs.push(line)
+    onLog?.(line)
   })
   createInterface({ input: child.stderr! }).on('line', (text) => stderr.push(text))
   const exited = new Promise<Exit>((resolve, reject) => {
