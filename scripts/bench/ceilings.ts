@@ -4,8 +4,9 @@ import { join } from 'node:path'
 import { promisify } from 'node:util'
 import type { Pool } from '../../src/db/open.ts'
 import { connect } from '../../test/support/database.ts'
+import { percentile } from '../percentile.ts'
 import type { BenchDatabase } from './database.ts'
-import { nowMicros, percentile } from './helper.ts'
+import { nowMicros } from './serve.ts'
 
 // What the machine can do with no service in between: durable commits of one row of an event's size.
 

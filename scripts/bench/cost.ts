@@ -1,6 +1,7 @@
 import { availableParallelism } from 'node:os'
 import type { BenchDatabase, Bytes, Statement } from './database.ts'
-import { type Helper, nowMicros } from './helper.ts'
+import type { Helper } from './helper.ts'
+import { nowMicros } from './serve.ts'
 import type { Services } from './services.ts'
 import { busySeconds, cpuSeconds, cpuSecondsOfTree } from './usage.ts'
 

@@ -1,6 +1,6 @@
 import { createServer, type Server, type Socket } from 'node:net'
 import { onRequest } from '../../test/support/tcp.ts'
-import { nowMicros, serve } from './helper.ts'
+import { nowMicros, serve } from './serve.ts'
 
 // Receivers that misbehave, each on a port of its own: one process, so that their work is not done on the time of the
 // healthy ones.

@@ -63,25 +63,3 @@ export function startHelper<Name extends keyof Tasks>(name: Name): Helper<Name> 
     stop: () => void child.kill('SIGKILL'),
   }
 }
-
-/** The other side: answers each task by its function. */
-export function serve(tasks: Record<string, (argument: never) => unknown>): void {
-  process.on('message', async ({ id, task, argument }: { id: number; task: string; argument: never }) => {
-    try {
-      process.send?.({ id, answer: await tasks[task]?.(argument) })
-    } catch (error) {
-      process.send?.({ id, error: String(error) })
-    }
-  })
-  // The bench may be killed: nothing is left to do then.
-  process.on('disconnect', () => process.exit())
-}
-
-/** Microseconds of the system's monotonic clock, which all processes share. */
-export const nowMicros = (): number => Number(process.hrtime.bigint() / 1000n)
-
-/** The value below which `share` of `values` lie; with 1, the highest. */
-export function percentile(values: ArrayLike<number>, share: number): number {
-  const sorted = Float64Array.from(values).sort()
-  return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? 0
-}

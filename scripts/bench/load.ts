@@ -1,6 +1,6 @@
 import { connect, type Socket } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { nowMicros, serve } from './helper.ts'
+import { nowMicros, serve } from './serve.ts'
 
 // The load generator: publishes over plain keep-alive sockets with requests written by hand, several times cheaper than
 // an HTTP client, so that it is not what is measured.

@@ -1,10 +1,12 @@
 import { waitFor } from '../../test/support/wait.ts'
 import { createClient } from '../demo/client.ts'
+import { percentile } from '../percentile.ts'
 import { makeTable, measureCommits, measureOneCommit } from './ceilings.ts'
 import { type Cost, countCost, type Measured } from './cost.ts'
-import { type Helper, nowMicros, percentile } from './helper.ts'
+import type { Helper } from './helper.ts'
 import type { Load, LoadResult } from './load.ts'
 import type { Posting } from './post.ts'
+import { nowMicros } from './serve.ts'
 import type { Services } from './services.ts'
 
 const PAYLOAD_BYTES = 250

@@ -3,7 +3,7 @@ import { Client, Pool } from 'undici'
 import { createSigner } from '../../src/flow/sign.ts'
 import { signingKey } from '../../src/secrets.ts'
 import { AUTHORITY } from '../../test/support/certificates.ts'
-import { nowMicros, serve } from './helper.ts'
+import { nowMicros, serve } from './serve.ts'
 
 // The ceiling of delivering: signed POSTs with undici and nothing else, in two ways. `request` is how one would write it: on a
 // pool of as many connections as are in flight. `dispatch` is the leanest there is, and a third faster: a client for each, whose answers

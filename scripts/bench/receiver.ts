@@ -2,7 +2,7 @@ import { type AddressInfo, createServer, type Socket } from 'node:net'
 import { createServer as createTlsServer } from 'node:tls'
 import { KEY, TRUSTED } from '../../test/support/certificates.ts'
 import { onRequest } from '../../test/support/tcp.ts'
-import { nowMicros, serve } from './helper.ts'
+import { nowMicros, serve } from './serve.ts'
 
 // The receiver: answers 200 to every POST, and notes which deliveries came and when. It reads HTTP by hand, since in
 // life receivers have machines of their own: here every microsecond of it is taken from what is measured. The load

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { nowMicros } from './helper.ts'
 import { type Bench, PATIENCE, publish, untilRecorded } from './parts.ts'
+import { nowMicros } from './serve.ts'
 import type { Running } from './services.ts'
 
 // Two checkouts of the program on one database, by turns so short that the machine, whose speed may double within minutes, is the

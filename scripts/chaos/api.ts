@@ -1,6 +1,6 @@
 import { lock, waitingFor } from '../../test/support/database.ts'
 import { waitFor } from '../../test/support/wait.ts'
-import { percentile } from '../bench/helper.ts'
+import { percentile } from '../percentile.ts'
 import type { Experiment } from './experiment.ts'
 import type { Running } from './fleet.ts'
 import { round, triesIn } from './measure.ts'

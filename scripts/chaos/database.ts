@@ -1,7 +1,7 @@
 import { cleanUp } from '../../test/support/cleanup.ts'
 import { connect, lock } from '../../test/support/database.ts'
 import { waitFor } from '../../test/support/wait.ts'
-import { percentile } from '../bench/helper.ts'
+import { percentile } from '../percentile.ts'
 import { withSql } from './cluster.ts'
 import type { Experiment } from './experiment.ts'
 import { failed, goesOnAfter, isAnswered, round, slowest, terminate, triesIn, watchHealth } from './measure.ts'

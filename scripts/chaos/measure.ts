@@ -1,6 +1,6 @@
 import { cleanUp, type Scope } from '../../test/support/cleanup.ts'
 import { waitFor } from '../../test/support/wait.ts'
-import { percentile } from '../bench/helper.ts'
+import { percentile } from '../percentile.ts'
 import type { Endpoint, Receipt } from './ledger.ts'
 import { sleep } from './publisher.ts'
 import type { World } from './world.ts'

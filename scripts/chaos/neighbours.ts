@@ -1,5 +1,5 @@
 import { waitFor } from '../../test/support/wait.ts'
-import { percentile } from '../bench/helper.ts'
+import { percentile } from '../percentile.ts'
 import type { Experiment } from './experiment.ts'
 import type { Endpoint, Receipt } from './ledger.ts'
 import { latencies, mostAtOnce, publishMany, replyAfter, round } from './measure.ts'

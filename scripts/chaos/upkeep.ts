@@ -1,5 +1,5 @@
 import { waitFor } from '../../test/support/wait.ts'
-import { percentile } from '../bench/helper.ts'
+import { percentile } from '../percentile.ts'
 import { judgeTable, startBacklog, watchJobs } from './drift.ts'
 import type { Experiment } from './experiment.ts'
 import type { Running } from './fleet.ts'

@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { waitFor } from '../../test/support/wait.ts'
-import { percentile } from '../bench/helper.ts'
+import { percentile } from '../percentile.ts'
 import type { Experiment } from './experiment.ts'
 import type { Receipt } from './ledger.ts'
 import { resentAfter, round, slowAtFirst, slowest, triesIn } from './measure.ts'

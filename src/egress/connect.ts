@@ -7,7 +7,7 @@ import { type AddressRange, isBlockedAddress } from './address.ts'
 import { isLocalhostName } from './destination.ts'
 import { ConnectError, classify, classifyTls, connectError, failure, LocalFault } from './failure.ts'
 import type { NameResolver } from './resolve.ts'
-import type { StartTls } from './tls.ts'
+import type { StartTls, Target } from './tls.ts'
 
 /**
  * How long one address is tried before the next (the last has no limit of its own); Node tries them one after the other. Long
@@ -18,11 +18,6 @@ const NEXT_ADDRESS_AFTER_MS = 2000
 const PROXY_THERE_MS = 5000
 /** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8
-
-export type Target = {
-  hostname: string
-  port: number
-}
 
 /** Opens a TCP connection to a receiver, or rejects with what `connectError` takes. The signal ends it, opened or not. */
 export type OpenTcp = (target: Target, signal: AbortSignal) => Promise<Socket>

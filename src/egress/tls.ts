@@ -2,7 +2,6 @@ import { constants } from 'node:crypto'
 import { isIP, type Socket } from 'node:net'
 import { connect as connectTls, createSecureContext, DEFAULT_CIPHERS, type SecureContext } from 'node:tls'
 import { LRUCache } from 'lru-cache'
-import type { Target } from './connect.ts'
 import { createHandshakes } from './handshakes.ts'
 
 /** For all remembered TLS sessions as stored, and for one at most: most take one to three KiB, depending on the certificate. */
@@ -10,6 +9,11 @@ const SESSIONS_BYTES = 8 * 1024 * 1024
 const SESSION_BYTES = 16 * 1024
 /** With a session a receiver need not show its certificate again; after this it must, however often the session was resumed. */
 const SESSION_MS = 3_600_000
+
+export type Target = {
+  hostname: string
+  port: number
+}
 
 /** Starts TLS on a connected socket; `done` is called once. */
 export type StartTls = (tcp: Socket, target: Target, done: (error: Error | null, socket: Socket | null) => void) => void

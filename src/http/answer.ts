@@ -46,6 +46,12 @@ export class Answer extends ServerResponse {
   }
 }
 
+/** What Hono hands on with every request. */
+export type Env = {
+  Bindings: { incoming: IncomingMessage; outgoing: Answer }
+  Variables: { tenantId: string | undefined }
+}
+
 /** An error as the client sees it. */
 export const errorBody = (error: AppError) => ({
   ok: false,

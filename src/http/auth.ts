@@ -5,7 +5,7 @@ import { AppError } from '../errors.ts'
 import { createBatcher } from '../flow/batch.ts'
 import { hashApiKey } from '../secrets.ts'
 import { createUnaskedRoom } from './body.ts'
-import type { Limits } from './tenants.ts'
+import type { Limits } from './tenant-limits.ts'
 
 /** `limits`: its own, or the service's where it has none. */
 export type Tenant = { tenantId: string; limits: Limits }

@@ -5,7 +5,7 @@ import { AppError } from '../errors.ts'
 import { MAX_DEPTH, NotJson, outline, TooDeep } from '../json-outline.ts'
 import { createTurns } from '../pacing.ts'
 import { createRequestRoom } from '../room.ts'
-import type { Env } from './route.ts'
+import type { Env } from './answer.ts'
 
 /** What a body may hold besides a payload: other fields, their names, white space. */
 const ENVELOPE_BYTES = 65_536

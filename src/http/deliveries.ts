@@ -7,12 +7,13 @@ import { AppError } from '../errors.ts'
 import { readDays } from '../flow/partitions.ts'
 import { createReplay } from '../flow/replay.ts'
 import { firstId } from '../ids.ts'
+import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
-import type { Env, Mount } from './route.ts'
+import type { Mount } from './route.ts'
 import {
   answers,
   attemptError,

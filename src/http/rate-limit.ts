@@ -1,8 +1,8 @@
 import type { Context } from 'hono'
 import { AppError } from '../errors.ts'
 import type { RateAction, RateCounter, RatePlace } from '../flow/rate-counter.ts'
+import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
-import type { Env } from './route.ts'
 
 /** Those that are counted here: not what the publish transaction counts. */
 export type CountedAction = Exclude<RateAction, 'events:write'>

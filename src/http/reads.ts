@@ -1,8 +1,8 @@
 import type { Context } from 'hono'
 import type { Db, Pool } from '../db/open.ts'
 import { createRequestRoom } from '../room.ts'
+import type { Env } from './answer.ts'
 import { jsonBytes } from './json-bytes.ts'
-import type { Env } from './route.ts'
 
 /**
  * Answers 200 with what `read` returns, as JSON unless it is text already. `read` runs one query at a time, since its turn is for

@@ -1,18 +1,13 @@
-import type { IncomingMessage } from 'node:http'
 import type { OpenAPIHono, RouteConfig, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import { AppError } from '../errors.ts'
 import { createRequestRoom } from '../room.ts'
-import type { Answer } from './answer.ts'
+import type { Env } from './answer.ts'
 import type { Auth, Tenant } from './auth.ts'
 import { createBodyRoom, expectedBytes, readJson, unaskedBytes } from './body.ts'
 import { startDeadline } from './deadline.ts'
 import type { CountedAction, RateLimit } from './rate-limit.ts'
 
-export type Env = {
-  Bindings: { incoming: IncomingMessage; outgoing: Answer }
-  Variables: { tenantId: string | undefined }
-}
 export type App = OpenAPIHono<Env>
 
 /** The parts of a request that a route may declare schemas for. */
