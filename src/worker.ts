@@ -3,20 +3,18 @@ import type { Pool } from './db/open.ts'
 import type { Sender } from './egress/send.ts'
 import { startAnnouncing } from './flow/announce.ts'
 import { createAttempts, SHUTTING_DOWN } from './flow/attempts.ts'
-import { type Claim, createClaim, isPreferred, touch } from './flow/claim.ts'
+import { createClaim, touch } from './flow/claim.ts'
 import { takeDeadLetters } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
-import { dropClaims } from './flow/give-back.ts'
 import { createInHand } from './flow/in-hand.ts'
-import { insist } from './flow/insist.ts'
 import { createLanes } from './flow/lanes.ts'
 import { startLoop } from './flow/loop.ts'
 import type { EndpointRules } from './flow/observe.ts'
 import { createPayloads } from './flow/payload.ts'
-import { createRecord } from './flow/record.ts'
+import { createPlacing } from './flow/place.ts'
+import { createRecord, insistOn } from './flow/record.ts'
 import { startReleaser } from './flow/release.ts'
-import { createSpread, PER_SECOND } from './flow/spread.ts'
 import { startTakingBack } from './flow/take-back.ts'
 import type { Log } from './log.ts'
 import { cacheKeys, type SecretBox } from './secrets.ts'
@@ -26,12 +24,6 @@ import { LAST_WORDS_MS } from './shutdown.ts'
 const TOUCH_MS = 3000
 const STALE_LOOK_MS = 100
 const DEAD_LETTER_POLL_MS = 500
-const MAX_CHORES = 4
-/**
- * How many retries for which a tenant has no slot come again a second, for each slot of the worker. Claiming one and giving it back
- * takes a free slot for 6 ms, and a worker with few slots has but one free for that: others' retries wait behind them.
- */
-const COME_AGAIN = 2.5
 
 type Worker = {
   /**
@@ -65,10 +57,7 @@ export async function startWorker(deps: {
   /** Ends all waiting of deliveries that have not been sent yet. */
   const closing = new AbortController()
   const inHand = createInHand({ pool, slots: deps.concurrency, closing: closing.signal, log })
-  const chores = new Set<Promise<unknown>>()
   const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
-  const claim = createClaim(claims, deps.monthlyAttempts)
-  const secondsToWait = createSpread({ perSecond: Math.min(PER_SECOND, COME_AGAIN * deps.concurrency) })
   const deliver = createDeliver({
     sender: deps.sender,
     withPayload: createPayloads({ pool, closing: closing.signal, log }),
@@ -87,15 +76,15 @@ export async function startWorker(deps: {
     log,
   })
 
-  /** Runs `work`, which puts claims away, alongside the next fetches: deliveries that can be sent must not wait for it. */
-  async function inBackground(work: () => Promise<unknown>): Promise<void> {
-    const done: Promise<unknown> = work()
-      // The claims lapse, and come again.
-      .catch((error: unknown) => log.error({ err: error }, 'worker.put_away_failed'))
-      .finally(() => chores.delete(done))
-    chores.add(done)
-    if (chores.size > MAX_CHORES) await Promise.race(chores)
-  }
+  const placing = createPlacing({
+    pool,
+    claim: createClaim(claims, deps.monthlyAttempts),
+    lanes,
+    inHand,
+    start: attempts.start,
+    slots: deps.concurrency,
+    log,
+  })
 
   // Listening first, as it can fail: a worker that does not start must have claimed nothing. There is nobody to wake yet.
   const wake = { dispatcher: (_retries: boolean) => {}, releaser: () => {} }
@@ -107,32 +96,7 @@ export async function startWorker(deps: {
     log,
     worthClaiming: lanes.worthClaiming,
     tooMany: inHand.tooMany,
-    async fetch(kind, { max, thorough, mayWait, occupy, crowding, isCrowding }) {
-      const claimed = await claim({ kind, max, thorough, crowding })
-      const full: Claim[] = []
-      const surplus: Claim[] = []
-      for (const claim of claimed.send) {
-        inHand.take(claim, occupy)
-        const isTooMuch = claim.withinQuota === null || isCrowding(claim.tenantId, isPreferred(claim))
-        const verdict = isTooMuch ? 'crowding' : lanes.admit(claim, { mayWait })
-        if (verdict === 'start') attempts.start(claim)
-        else if (verdict === 'full') full.push(claim)
-        else if (verdict === 'crowding') surplus.push(claim)
-        else if (kind === 'retry') inHand.takeSlot(claim)
-        else inHand.wait(claim, verdict)
-      }
-      const { unsendable, obsolete } = claimed
-      for (const job of unsendable) inHand.take(job, occupy)
-      const alike = Map.groupBy(surplus, ({ tenantId, withinQuota }) => `${tenantId} ${withinQuota}`)
-      for (const claims of alike.values()) {
-        const seconds = claims.map((one) => secondsToWait(one.tenantId))
-        await inBackground(() => inHand.postpone(claims, Math.max(1, ...seconds)))
-      }
-      if (full.length > 0) await inBackground(() => inHand.hold(full, { counted: true }))
-      if (unsendable.length > 0) await inBackground(() => inHand.hold(unsendable, { counted: false }))
-      if (obsolete.length > 0) await inBackground(() => dropClaims(pool, obsolete))
-      return claimed.more
-    },
+    fetch: placing.fetch,
   })
   const releaser = startReleaser({
     pool,
@@ -168,7 +132,7 @@ export async function startWorker(deps: {
     await Promise.all([dispatcher, releaser, deadLetters, announcing, waiting, takingBack].map((loop) => loop.stop()))
     closing.abort(SHUTTING_DOWN)
     await inHand.handBack(lanes.takeWaiting())
-    while (attempts.all.size + chores.size > 0) await Promise.all([...attempts.all, ...chores])
+    while (attempts.all.size + placing.chores.size > 0) await Promise.all([...attempts.all, ...placing.chores])
   }
 
   return {
@@ -188,22 +152,5 @@ export async function startWorker(deps: {
       for (const timer of timers) clearTimeout(timer)
       clearInterval(touching)
     },
-  }
-}
-
-type RecordAttempt = ReturnType<typeof createRecord>
-
-/** Records each attempt however long the database is away. After a try that was not answered, nobody knows what that has stored. */
-function insistOn(record: RecordAttempt, log: Log): RecordAttempt {
-  return (attempt) => {
-    let tries = 0
-    return insist(
-      async () => {
-        tries++
-        const recorded = await record(attempt)
-        return { ...recorded, settled: recorded.settled || (tries > 1 ? null : false) }
-      },
-      (error) => log.warn({ err: error, delivery_id: attempt.claim.deliveryId }, 'record.waiting'),
-    )
   }
 }

@@ -5,7 +5,8 @@ import { type Loop, startLoop } from './loop.ts'
 import { createPortion } from './portion.ts'
 import { createThoroughness } from './thorough.ts'
 
-type Fetch = {
+/** How `fetch` is to claim (see startDispatcher). */
+export type Fetch = {
   max: number
   thorough: boolean
   mayWait: boolean

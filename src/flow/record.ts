@@ -7,6 +7,7 @@ import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
 import { fenceOf, touch } from './claim.ts'
+import { insist } from './insist.ts'
 import {
   type EndpointRules,
   type EndpointStats,
@@ -99,6 +100,23 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       })
     },
   })
+}
+
+type RecordAttempt = ReturnType<typeof createRecord>
+
+/** Records each attempt however long the database is away. After a try that was not answered, nobody knows what that has stored. */
+export function insistOn(record: RecordAttempt, log: Log): RecordAttempt {
+  return (attempt) => {
+    let tries = 0
+    return insist(
+      async () => {
+        tries++
+        const recorded = await record(attempt)
+        return { ...recorded, settled: recorded.settled || (tries > 1 ? null : false) }
+      },
+      (error) => log.warn({ err: error, delivery_id: attempt.claim.deliveryId }, 'record.waiting'),
+    )
+  }
 }
 
 const isoTime = createIsoTime()
