@@ -16,10 +16,10 @@ const DEAR_MS = 5
 const MAX_DEAR_MS = 100
 const REFUSED_MS = 600_000
 /**
- * Watching costs a fifth of a delivery's time as long as the connection lasts. So a receiver none of whose handshakes failed for an
- * hour, and whose last one succeeded, is trusted with some that nobody watches. Should it use all to send what it can, the worker
- * stands still for seven seconds. The next receiver, which may be the same at another port, could do so again: so where one fails during
- * which the process has worked for long, all are watched for the next ten minutes.
+ * A connection whose handshake is watched costs a fifth more for each delivery, as long as it lasts. So a receiver is trusted, and its
+ * handshakes are not watched, if its last one succeeded and none has failed for DISTRUST_MS. At most MAX_UNWATCHED are under way at
+ * once: should all of these turn out hostile, the worker stands still for seven seconds. To keep that from happening again and again, at
+ * other ports, an unwatched handshake that fails after SUSPECT_MS of CPU has all receivers watched for SUSPICIOUS_MS.
  */
 const DISTRUST_MS = 3_600_000
 const MAX_UNWATCHED = 16

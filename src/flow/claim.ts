@@ -201,8 +201,8 @@ export const isPreferred = (claim: Claim) => claim.standing === 'good' || linesU
 export const isLate = ({ touchedAt }: ClaimedJob) => performance.now() - touchedAt > LAPSE_MS
 
 /**
- * An attempt that is this late for its time slot, as after the process was stopped, does not use it any more: all that are would go out
- * at once, beside those whose turn it is now. Slots are given as long ahead.
+ * An attempt that is later than this for its time slot, as after the process was stopped, is not made: all that were late would go out
+ * together, beside those whose turn it is now. (Time slots are given out for as long ahead.)
  */
 const MISSED_MS = 500
 

@@ -20,8 +20,8 @@ const POLL_MS = 500
 /** How long a fetch waits at most for more free slots when few are: a fetch for several costs no more than one for a single slot. */
 const PAUSE_MS = 5
 /**
- * When more have waited than may for so long, endpoints hang that were quick. Then others' are looked for behind what waits for these,
- * and what is claimed for these is held.
+ * If for so long more wait than may (`tooMany`), endpoints that were quick have begun to hang. Then the free slots are used after all, to
+ * look behind what waits for these endpoints: what is claimed for others starts, and what is claimed for these is held.
  */
 const STANDSTILL_MS = 30
 /** Six bundles (sql/functions/bundles.sql). More at once would often be more than an endpoint may have waiting here, and be held. */

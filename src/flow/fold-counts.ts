@@ -8,8 +8,8 @@ const ALL = '00000000-0000-0000-0000-000000000000'
 
 /**
  * Attempts are counted by endpoint and hour, as endpoint health tells of the last 24 hours. What is older is summed up by tenant and UTC
- * day here: the metrics read all of a tenant's counts, and a thousand endpoints would have a million in a month. Safe to run twice at
- * once: each takes the rows in any order, so two may deadlock.
+ * day here: the metrics read all of a tenant's counts, and a thousand endpoints would have a million in a month. Two runs at once
+ * may deadlock, as each locks the rows in any order; the one that Postgres then gives up is repeated.
  */
 export async function foldCounts(pool: Pool): Promise<void> {
   for (let last: string | null = ''; last !== null; ) {

@@ -112,8 +112,9 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
     },
 
     /**
-     * How many more wait than may. So many slots are to be left free, which slows claiming down. Those in line for their tenant's
-     * are apart from the others, and twice as many: if they slowed it down as soon, what is another tenant's would not be claimed.
+     * By how many those that wait are too many: so many slots are to be left free, which slows claiming down. Those that wait for a
+     * slot of their tenant are counted apart, and twice as many of them may: if they slowed claiming down as soon as the others do,
+     * other tenants' deliveries would not be claimed.
      */
     tooMany: (): number => Math.max(0, waiting.endpoint - deps.slots) + Math.max(0, waiting.tenant - 2 * deps.slots),
 

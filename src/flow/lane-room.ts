@@ -88,9 +88,9 @@ export function createLaneRoom({
       const mostKept = needsSlots && !joinsLine ? Math.max(0, Math.min(left, cap - taken(lane, now))) : 0
       const byRoom = Math.min(roomOf(lane, now) - busy, joinsLine ? 1 : left)
       if (isQuick) {
-        // As long as anything is held, all that is published is held, too, and then released: that takes twice as long. An endpoint
-        // that would be quick enough without must not fall behind for it, and a few at a time would never be all. Without all the
-        // slots that it could use it is not as quick now.
+        // As long as anything is held, all that is published is held first and then released, which takes twice as long. A quick
+        // endpoint must not fall behind for that alone, so it gets all at once: a few at a time would never be all. But it is only as
+        // quick as its pace says if it has all the slots that it could use.
         const isAtItsPace = left >= limitOf(lane, now) - lane.started.size
         const most = isAtItsPace ? Math.max(byRoom, inTime(lane, now, slots) - busy) : byRoom
         return { most, mostKept, as: joinsLine ? 'line' : 'quick' }

@@ -175,11 +175,13 @@ export function createLanes({
 
     /**
      * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
-     * half of its room is free. For half a second those deliveries start on arrival, whatever has come in between. But the one of an
-     * endpoint whose tenant has all slots that it may have waits for the next that is left; and of a quick endpoint there may be more
-     * than slots, which wait here like others of it, or in the queue unless it `hasManyRetries`. Where they do not `comeAtOnce`, as they
-     * stand behind others in the queue, those are not to be held for their sake: no slot is kept, unless the endpoint is failing or
-     * slow, and they are admitted like any.
+     * half of its room is free. For half a second, what has a place starts on arrival, whatever has come in between, except:
+     * - If the endpoint has nothing in hand, and its tenant has all slots that it may have, a single one is released. It waits for the
+     *   next slot that the tenant's others leave.
+     * - Of a quick endpoint more may be released than there are slots. These wait here like its others or, unless it `hasManyRetries`,
+     *   in the queue.
+     * - What does not `comeAtOnce` stands behind others in the queue, which are not to be held for its sake. No slot is kept for it,
+     *   unless the endpoint is failing or slow, and it is admitted like any other.
      */
     reserve(
       endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean },

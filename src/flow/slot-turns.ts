@@ -6,14 +6,15 @@ import { type Lane, paceOf } from './lane.ts'
 type Room = 'none' | 'quick' | 'any'
 
 /**
- * Of as many slots a tenant's endpoints take turns. Of fewer, so few are left to other tenants that what is theirs, claimed nearly one by
- * one, would come late behind all that such a tenant would then keep in the queue.
+ * A tenant's endpoints take turns only in a worker with at least so many slots. A smaller one leaves other tenants so few that it claims
+ * nearly one delivery at a time, and theirs would come late, behind all that the waiting tenant then keeps in the queue.
  */
 const LEAST_SLOTS = 128
 
 /**
- * Where a tenant has all slots that it may have, each that an endpoint leaves for its own next claim goes to one that has none. Here
- * these wait for it, each tenant's in the order in which they came.
+ * While a tenant has all the slots that it may have, a slot that one of its endpoints leaves goes to one of its endpoints that has none,
+ * not to the same endpoint's next claim. Endpoints without a slot wait for that here: each tenant's in a line of their own, first come,
+ * first served.
  */
 export function createSlotTurns(slots: number) {
   const lines = new Map<string, Line<Lane>>()

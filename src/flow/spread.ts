@@ -10,10 +10,10 @@ const SPAN_MS = 2000
 const MAX_SPANS = 100_000
 
 /**
- * Retries go out in the order in which they are due, whatever their tenant, so one tenant's failures could fill the queue.
- * The returned function notes a retry, whose receiver asked to be spared for so many seconds (Retry-After; else 0), and returns
- * how many it should wait at least: as many, unless more than `perSecond` of the tenant's in this worker would be due at
- * that time, since receivers can ask for the same moment for hours. `clock` is in milliseconds.
+ * Retries go out in the order in which they are due, whatever their tenant, so one tenant's failures could fill the queue: receivers
+ * can go on for hours to ask for the same moment. The returned function is told of a retry for which the receiver asked to wait
+ * `askedSeconds` (Retry-After; else 0), and returns for how many seconds it has to wait at least. That is longer than asked if more than
+ * `perSecond` of the tenant's retries in this worker would be due then. `clock` is in milliseconds.
  */
 export function createSpread({
   perSecond = PER_SECOND,

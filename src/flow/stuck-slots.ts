@@ -14,8 +14,9 @@ const NO_WORSE: Record<Standing, Standing[]> = {
 /** The part of a strained worker's slots for which endpoints of each standing, or of a worse one, contend. */
 const PARTS: Record<Standing, number> = { failing: 1 / 4, unsure: 7 / 8, good: 1 }
 /**
- * What is released for failing endpoints may take so many more if it comes late, or where another worker has released it: where the
- * database pauses, more is released for what has not come yet. All of it together could take all slots that retries have, for a minute.
+ * What was released for failing endpoints may take this part more, if it arrives after its place has lapsed, or in another worker than the
+ * one that kept the place. It needs a bound of its own: while the database pauses, ever more is released in place of what has not
+ * arrived, and all of it together could take all slots of retries for a minute.
  */
 const LATE_PART = 1 / 8
 /**
@@ -32,10 +33,10 @@ const TENANT_PARTS: Record<Standing, number> = { failing: 3 / 4, unsure: 3 / 4, 
 const LAST_PART = 1 / 64
 
 /**
- * A backlog may be for thousands of endpoints, none of which has had enough to have a pace. If all their slots counted as stuck, most
- * claims would be held, to be released and claimed again. So the slots that have just been taken, as many as the worker will have back
- * soon at its pace, do not count, up to this part of those that are not stuck otherwise. Should they hang, a tenant has got three
- * quarters of what was free instead of half.
+ * An endpoint that has finished nothing has no pace, so each of its slots would count as stuck. With a backlog for thousands of such
+ * endpoints most claims would be held, only to be released and claimed again. So slots that were taken a moment ago do not count as
+ * stuck: as many as the worker, at its present pace, will soon have back, but at most this part of those that are not stuck. The price:
+ * if these endpoints do hang, their tenant has got three quarters of the free slots instead of half.
  */
 const TRUSTED_PART = 1 / 4
 
