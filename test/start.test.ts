@@ -3,7 +3,7 @@ import { execFile, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { appendFileSync, existsSync, mkdirSync, readdirSync, readFileSync } from 'node:fs'
 import { readFile, rename, rm, stat, writeFile } from 'node:fs/promises'
-import { suite, test } from 'node:test'
+import { suite, type TestContext, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { PgBoss } from 'pg-boss'
@@ -424,7 +424,8 @@ suite('starting', { concurrency: 3 }, () => {
     await receiver.until(1)
   })
 
-  test('a role that may make no schemas any more can start where there are some', async (t) => {
+  /** An empty database in which a role of its name may make schemas, and only that. */
+  async function createWithRole(t: TestContext) {
     const { url, sql } = await createDatabase(t, { template: null })
     const name = new URL(url).pathname.slice(1)
     await sql.text(`create role ${name} login password '${PASSWORD}'`)
@@ -435,6 +436,21 @@ suite('starting', { concurrency: 3 }, () => {
     const limited = new URL(url)
     limited.username = name
     await sql.text(`grant create on database ${name} to ${name}`)
+    return { sql, name, limited }
+  }
+
+  test('a process that works is healthy though the server has no connection left', async (t) => {
+    const { sql, name, limited } = await createWithRole(t)
+    const service = await startService(t, { databaseUrl: limited.href, mode: 'api' })
+    const tenant = await createTenant(service)
+    await sql.text(`alter role ${name} connection limit 0`)
+    assert.equal((await service.call('GET', '/health')).status, 200)
+    await tenant.publish()
+    await service.stop()
+  })
+
+  test('a role that may make no schemas any more can start where there are some', async (t) => {
+    const { sql, name, limited } = await createWithRole(t)
     const first = await startService(t, { databaseUrl: limited.href })
     await first.stop()
     await sql.text(`revoke create on database ${name} from ${name}`)

@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { Client, type ClientConfig, DatabaseError, Pool, type PoolClient, type QueryResult } from 'pg'
 import type { Log } from '../log.ts'
 import { setLate } from '../pacing.ts'
+import { isFull } from './errors.ts'
 
 // Lends connections to the database, and tells those that still lead there from those that do not.
 
@@ -21,7 +22,6 @@ const ENDS = /^($|08|57P|25P0[34]|25006)/
 /** If one of these fails, as when it is cancelled, the connection may still be in its transaction. */
 const ENDINGS = ['commit', 'rollback']
 /** The database, or the role, has no connection left to give. */
-const FULL = '53300'
 /** For how long a pool then makes do with the connections that it has. */
 const FULL_MS = 1000
 
@@ -121,7 +121,7 @@ export function createPool(
   /** Where the database has no more connections, one that is in use will soon be free. */
   const borrowEven = () =>
     borrow().catch((error: unknown) => {
-      if (!(error instanceof DatabaseError && error.code === FULL) || open.size === 0) throw error
+      if (!isFull(error) || open.size === 0) throw error
       pool.options.max = open.size
       setTimeout(() => {
         pool.options.max = max

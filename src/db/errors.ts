@@ -10,6 +10,9 @@ export const isRetryable = (error: unknown) => error instanceof DatabaseError &&
 /** Whether a statement was cancelled because it took longer than its pool's patience. */
 export const isTooSlow = (error: unknown) => error instanceof DatabaseError && error.code === '57014'
 
+/** Whether the server has no connection left, for this role or for anybody. */
+export const isFull = (error: unknown) => error instanceof DatabaseError && error.code === '53300'
+
 /** Whether a table is not there any more. */
 export const isGone = (error: unknown) => error instanceof DatabaseError && error.code === '42P01'
 

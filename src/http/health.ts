@@ -1,5 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { MODES, type Mode } from '../config.ts'
+import { isFull } from '../db/errors.ts'
 import type { Pool } from '../db/open.ts'
 import { setLate } from '../pacing.ts'
 import { VERSION } from '../version.ts'
@@ -41,8 +42,8 @@ const health = createRoute({
 })
 
 /** Health of this process and its database, answered within a second whatever the database does. `pulse` serves nothing else. */
-export function mountHealth(mount: Mount, { pulse, mode }: { pulse: Pool; mode: Mode }): void {
-  const answersInTime = createQuestion(pulse)
+export function mountHealth(mount: Mount, { pulse, pool, mode }: { pulse: Pool; pool: Pool; mode: Mode }): void {
+  const answersInTime = createQuestion(pulse, pool)
   mount.open(health, async (c) => {
     const answered = await answersInTime()
     const body = {
@@ -57,11 +58,16 @@ export function mountHealth(mount: Mount, { pulse, mode }: { pulse: Pool; mode: 
 }
 
 /** Whether the database answers in time. Whoever asks while a question is under way shares its answer. */
-function createQuestion(pool: Pool): () => Promise<boolean> {
+function createQuestion(pulse: Pool, pool: Pool): () => Promise<boolean> {
   let asked: Promise<boolean> | null = null
 
   const ask = () =>
-    pool`select 1`
+    pulse`select 1`
+      .catch((error: unknown) => {
+        // The server has no connection left for this; those that it has given us may do all the same.
+        if (!isFull(error)) throw error
+        return pool`select 1`
+      })
       .then(
         () => true,
         () => false,
