@@ -3,17 +3,13 @@
 -- sent, so that the quota holds however many workers claim at once; what goes beyond it (not within_quota) is not attempted, and
 -- is taken off the count when that is recorded. `sendable` is not true where the endpoint takes nothing now, and `standing`
 -- is what is known of it (waybill.standing); status is null where the delivery is gone, or no longer in its bundle. `bundle`
--- is the job that a delivery shares, null if it has its own. `leads` marks the first delivery of each endpoint, and `more` tells
--- whether further ones are due. Of the tenants `crowding`, only those whose endpoint is well or takes a few at a time may start; the
--- others are given back at once, and not counted (within_quota is null): as they come again all the time, their month would seem to
--- be used up too early.
+-- is the job that a delivery shares, null if it has its own; `probed` is true where the endpoint's breaker is not closed. `leads`
+-- marks the first delivery of each endpoint, and `more` tells whether further ones are due. Of the tenants `crowding`, only those whose
+-- endpoint is well or takes a few at a time may start; the others are given back at once, and not counted (within_quota is null): as
+-- they come again all the time, their month would seem to be used up too early.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables
 -- grow: rows are looked up by `lateral (… offset 0)`, which leaves the planner no other way than one index look-up for each.
---
--- It returns `standing` since version 0.1.9; `crowding` is there since 0.1.20, and `probed`, where the endpoint's breaker is not
--- closed, since 0.1.21.
-drop function if exists waybill.claim_due(boolean, boolean, int, bigint), waybill.claim_due(boolean, boolean, int, bigint, text[]);
 create or replace function waybill.claim_due(retries boolean, thorough boolean, most int, monthly_attempts bigint, crowding text[] default '{}')
 returns table (tenant_id text, delivery_id uuid, retry_count int, slot float8, bundle uuid, status waybill.delivery_status, attempt_count int,
                earlier_attempts int, event_id uuid, event_type text, payload text, endpoint_id uuid, leads boolean, url text,

@@ -5,10 +5,6 @@
 -- Gives claims back: no retry spent, nothing counted. They are due at once, as if they had not been made, or if given, within the last
 -- of so many `seconds`, as retries. Claims that have lapsed are left alone. Returns how many were given back. `counted`: they have been
 -- counted against the month, and are taken off again.
---
--- `seconds` is there since version 0.1.19, `counted` since 0.1.20.
-drop function if exists waybill.unclaim(uuid[], int[]);
-drop function if exists waybill.unclaim(uuid[], int[], int);
 create or replace function waybill.unclaim(ids uuid[], retry_counts int[], seconds int default null, counted boolean default true)
 returns bigint language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off

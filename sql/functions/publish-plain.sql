@@ -167,6 +167,3 @@ begin
   window_left := ceil(extract(epoch from window_start + window_length - moment));
   return next;
 end $$;
-
--- What versions before 0.1.16 called.
-drop function if exists waybill.publish_one(text, text, text, text, jsonb);

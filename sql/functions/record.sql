@@ -120,7 +120,10 @@ begin
       status_codes, errors)
     as r (tenant_id, delivery_id, fence, attempt_number, recorded_attempts, status, reason, next_attempt_at, started_at,
           status_code, error)
-  on d.tenant_id = r.tenant_id and d.delivery_id = r.delivery_id and d.delivery_id between first_id and last_id
+  -- Compared as rows, which find a row as quickly, and prune no partition as the statement runs: where the bounds have done so before,
+  -- and somebody has changed one of these rows meanwhile, Postgres 18 passes over that one and all that come after it, or crashes.
+  on (d.tenant_id, d.delivery_id) >= (r.tenant_id, r.delivery_id) and (d.tenant_id, d.delivery_id) <= (r.tenant_id, r.delivery_id)
+    and d.delivery_id between first_id and last_id
     and (finished is null or r.fence is null or r.delivery_id = any(finished))
   when matched then update set
     status = r.status,
@@ -171,9 +174,6 @@ begin
     array_fill(null::smallint, each), array_fill('worker_lost'::text, each), array_fill(waybill.lost_message(), each),
     array_fill(null::text, each), array_fill(false, each));
 end $$;
-
--- What workers of versions up to 0.1.8 called.
-drop function if exists waybill.record_lost(text[], uuid[], uuid[], text[], int[], int[], waybill.delivery_status[]);
 
 create or replace function waybill.lost_message() returns text language sql immutable as $$
   select 'the worker was lost during this attempt; the request may have arrived'

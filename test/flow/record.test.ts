@@ -92,3 +92,21 @@ test('what waits too long to be recorded is kept from lapsing', async (t) => {
   const kept = await sql`select id from pgboss.job where heartbeat_on > now() - interval '8 seconds'`
   assert.deepEqual([...kept], [{ id: claims[0].deliveryId }])
 })
+
+test('attempts are recorded although one of their deliveries has been changed meanwhile', async (t) => {
+  const { url, sql, newSession, openPool } = await createDatabase(t)
+  await insertEndpoint(sql)
+  await publishMany(sql, 'acme', 3)
+  const pool = openPool({ max: 2 })
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 3 })
+  const changing = newSession()
+  await changing`begin`
+  await changing`update waybill.deliveries set updated_at = now() where delivery_id = ${(send[1] as Claim).deliveryId}`
+  const attempt = createAttempt(pool, url)
+  const recorded = Promise.all(send.map((claim) => attempt(claim, 200)))
+  await waitFor(() => waitingForLocks(sql), { what: 'the record to wait' })
+  await changing`commit`
+  await recorded
+  const statuses = await sql`select status, attempt_count from waybill.deliveries`
+  assert.deepEqual([...statuses], Array(3).fill({ status: 'delivered', attempt_count: 1 }))
+})
