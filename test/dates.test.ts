@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
-import { createClaim } from '../src/flow/claim.ts'
+import { createClaim } from '../src/flow/claim-due.ts'
 import { createAttempt } from './support/attempts.ts'
 import { waitingForLocks } from './support/database.ts'
 import { publishMany } from './support/deliveries.ts'

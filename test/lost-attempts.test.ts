@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createClaim } from '../src/flow/claim.ts'
+import { createClaim } from '../src/flow/claim-due.ts'
 import { unbundle } from '../src/flow/give-back.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'

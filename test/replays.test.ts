@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { createClaim } from '../src/flow/claim.ts'
+import { createClaim } from '../src/flow/claim-due.ts'
 import { takeDeadLetters } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'
 import { createAttempt } from './support/attempts.ts'

@@ -2,7 +2,8 @@ import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { until } from '../pacing.ts'
 import { createRoom } from '../room.ts'
-import { type Claim, hasMissed, Outdated, secretsOf } from './claim.ts'
+import { type Claim, hasMissed, Outdated } from './claim.ts'
+import { secretsOf } from './claim-due.ts'
 import { insist } from './insist.ts'
 
 /** Room for payloads that are not part of their claims, each from loading until its request is over. */

@@ -1,6 +1,7 @@
 import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
-import { type Claim, type createClaim, isPreferred, type Kind } from './claim.ts'
+import { type Claim, isPreferred, type Kind } from './claim.ts'
+import type { createClaim } from './claim-due.ts'
 import type { Fetch } from './dispatch.ts'
 import { dropClaims } from './give-back.ts'
 import type { InHand } from './in-hand.ts'
