@@ -33,15 +33,8 @@ export function openDirectly(resolver: NameResolver, allow: readonly AddressRang
     // The two families alternately: this host may have a way to one of them only.
     return inTurn(addresses, isIP).slice(0, MAX_ADDRESSES_TRIED)
   }
-  /** By answer, as many attempts may share one: to judge a thousand addresses takes 4 ms. */
-  const judged = new WeakMap<string[], string[] | null>()
   return async ({ hostname, port }, signal) => {
-    const addresses = await findAddresses(hostname, resolver, allow)
-    let tried = judged.get(addresses)
-    if (tried === undefined) {
-      tried = judge(addresses)
-      judged.set(addresses, tried)
-    }
+    const tried = judge(await findAddresses(hostname, resolver, allow))
     if (tried === null) throw new ConnectError(failure('blocked_destination'))
     signal.throwIfAborted()
     const socket = await dial(tried, port, timeoutMs, signal)

@@ -11,14 +11,17 @@ const RESOLVER_FILE = '/etc/resolv.conf'
 const FILE_CHECK_INTERVAL_MS = 1000
 /** How long one address family's answer waits for the other's: a broken AAAA must not cost the whole attempt. */
 const OTHER_FAMILY_GRACE_MS = 1000
-/** An answer of 128 KB takes 20 ms to read, so a name with more addresses than this is refused, and not asked for again for a while. */
-const MAX_ADDRESSES = 1000
+/**
+ * A receiver that closes its connections is asked for at each attempt, and reading and judging a thousand addresses takes 6 to 10 ms. So a
+ * name with more than this is refused, and not asked for again for a while.
+ */
+const MAX_ADDRESSES = 32
 const REFUSED_MS = 60_000
 /** After how long without any answer it is asked whether there is a name server at all; at most a fifth of an attempt's time. */
 const QUIET_MS = 2000
 /** How long that may take; at most half of an attempt's time. */
 const PROBE_MS = 3000
-const TOO_MANY = { error: 'dns_error', errorMessage: 'the host name has more than a thousand addresses' } as const
+const TOO_MANY = { error: 'dns_error', errorMessage: `the host name has more than ${MAX_ADDRESSES} addresses` } as const
 
 export type NameResolver = {
   /** Every A and AAAA address of a name, at least one. Rejects when there is none; with a `LocalFault` when nobody could be asked. */

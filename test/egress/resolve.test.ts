@@ -149,8 +149,8 @@ test('a family that has no answer waits for the other, and one that has waits fo
   for (const name of ['silent.example', 'slow.example']) assert.equal((await post(name)).error, null, name)
 })
 
-test('a thousand addresses are all judged', async (t) => {
-  const good = Array.from({ length: 999 }, (_, index) => `127.0.${index >> 8}.${index & 255}`)
+test('as many addresses as a name may have are all judged', async (t) => {
+  const good = Array.from({ length: 31 }, (_, index) => `127.0.1.${index}`)
   const { post, receiver } = await start(t, (name, type) => {
     if (type === 'AAAA') return {}
     return { addresses: name === 'good.example' ? ['127.0.0.1', ...good] : [...good, '192.168.0.1'] }
@@ -161,10 +161,10 @@ test('a thousand addresses are all judged', async (t) => {
 })
 
 test('a name with more addresses than that is refused, and not asked for again at once', async (t) => {
-  const addresses = Array.from({ length: 1001 }, (_, i) => `93.184.${i >> 8}.${i & 255}`)
+  const addresses = Array.from({ length: 33 }, (_, i) => `93.184.1.${i}`)
   const { post, dns } = await start(t, (_, type) => ({ addresses: type === 'A' ? addresses : [] }))
   const first = await post('many.example.test')
-  assert.deepEqual([first.error, first.errorMessage], ['dns_error', 'the host name has more than a thousand addresses'])
+  assert.deepEqual([first.error, first.errorMessage], ['dns_error', 'the host name has more than 32 addresses'])
   const asked = () => dns.questions.get('many.example.test') ?? 0
   const before = asked()
   const now = performance.now.bind(performance)
