@@ -131,19 +131,25 @@ export async function letPostgresIn(directory: string): Promise<void> {
   }
 }
 
-/** The keys are written before the data: where there is data, there must be keys. */
-async function readKeys(file: string, mustExist: boolean): Promise<Keys> {
-  const known = await read(file)
-  if (known !== null || mustExist) {
+/**
+ * The keys are written before the data: where there is data, there must be keys. Where there is none, the password is a new one: while
+ * data are made, it is in a file that others may read, and stays there if that is interrupted.
+ */
+async function readKeys(file: string, isMade: boolean): Promise<Keys> {
+  const text = await read(file)
+  let known: Keys | undefined
+  if (text !== null || isMade) {
     try {
-      return keysSchema.parse(JSON.parse(known ?? ''))
+      known = keysSchema.parse(JSON.parse(text ?? ''))
     } catch {
       throw new ConfigError([`${file} is damaged or gone, and without it the data beside it cannot be opened`])
     }
   }
+  if (known && isMade) return known
   const keys = {
     adminApiKey: `wb_admin_${randomBytes(24).toString('base64url')}`,
     encryptionKey: randomBytes(32).toString('base64'),
+    ...known,
     databasePassword: randomBytes(24).toString('base64url'),
   }
   await writeFile(`${file}.new`, JSON.stringify(keys), { mode: 0o600 })
@@ -154,9 +160,10 @@ async function readKeys(file: string, mustExist: boolean): Promise<Keys> {
 /** A port that nobody listens on right now: the one that is `wanted` or, if that is taken, any. */
 export async function freePort(wanted = 0): Promise<number> {
   const probe = createServer()
-  const isFree = await new Promise<boolean>((resolve) =>
-    probe.once('error', () => resolve(false)).listen(wanted, '127.0.0.1', () => resolve(true)),
-  )
+  const isFree = await new Promise<boolean>((resolve, reject) => {
+    probe.once('error', (error) => (wanted === 0 ? reject(error) : resolve(false)))
+    probe.listen(wanted, '127.0.0.1', () => resolve(true))
+  })
   if (!isFree) return await freePort()
   const { port } = probe.address() as { port: number }
   await new Promise((closed) => probe.close(closed))

@@ -459,6 +459,20 @@ suite('starting', { concurrency: 3 }, () => {
     await second.stop()
   })
 
+  test('a password that an interrupted first start may have left behind opens nothing', async (t) => {
+    const cwd = await createDirectory(t)
+    const file = `${cwd}/.waybill/keys.json`
+    const before = { adminApiKey: ADMIN_KEY, encryptionKey: ENCRYPTION_KEY, databasePassword: 'left behind' }
+    mkdirSync(`${cwd}/.waybill`)
+    await writeFile(file, JSON.stringify(before))
+    const program = runProgram(t, { cwd, env: { HOST: '127.0.0.1', PORT: '0' } })
+    await program.logged('service.ready', 60_000)
+    const { databasePassword, ...others } = JSON.parse(await readFile(file, 'utf8'))
+    assert.notEqual(databasePassword, before.databasePassword)
+    assert.deepEqual(others, { adminApiKey: ADMIN_KEY, encryptionKey: ENCRYPTION_KEY })
+    await program.stop()
+  })
+
   test('without DATABASE_URL the service keeps a Postgres of its own, which survives kill -9 and a restart', async (t) => {
     const cwd = await createDirectory(t)
     const env = { HOST: '127.0.0.1', PORT: '0', EGRESS_ALLOW: '127.0.0.0/8' }
