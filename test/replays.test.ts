@@ -192,7 +192,10 @@ async function startTaking(t: TestContext) {
   const log = createLog('silent')
   const pool = openPool({ max: 2 })
   const boss = await startBoss(t, url)
-  const { send } = await createClaim(pool, 1000)({ kind: 'first', thorough: true, max: 1 })
+  const claim = async () => {
+    const { send } = await createClaim(pool, 1000)({ kind: 'first', thorough: true, max: 1 })
+    return send[0]!
+  }
   const standing = async () =>
     (
       await sql`
@@ -200,8 +203,10 @@ async function startTaking(t: TestContext) {
     ).map((row) => ({ ...row }))
   return {
     sql,
+    tenant,
     boss,
-    claim: send[0]!,
+    claim: await claim(),
+    claimAgain: claim,
     attempt: createAttempt(pool, url),
     replay: async () => assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202),
     take: () => takeDeadLetters(pool, boss, log),
@@ -219,6 +224,18 @@ test('what is replayed before its dead letter is taken stays in the queue', asyn
   assert.deepEqual(await standing(), queued)
   assert.equal(await take(), 1)
   assert.deepEqual(await standing(), queued)
+})
+
+test('a delivery that is given up on again before its dead letter is taken is announced once', async (t) => {
+  const { sql, tenant, claim, claimAgain, attempt, replay, take } = await startTaking(t)
+  await tenant.createEndpoint('http://127.0.0.1:9/told', { subscribed_events: ['delivery.dead_lettered'] })
+  await sql`update pgboss.queue set retry_limit = 0 where name = 'deliveries'`
+  await sql`update pgboss.job set retry_limit = 0 where name = 'deliveries'`
+  await attempt(claim, 500)
+  await replay()
+  await attempt(await claimAgain(), 500)
+  assert.equal(await take(), 2)
+  assert.equal((await sql`select from waybill.announcements`).length, 1)
 })
 
 test('what is replayed before it is dead-lettered for its lost worker is sent again', async (t) => {

@@ -55,7 +55,8 @@ async function settle(sql: Db, boss: PgBoss, jobs: Job[]): Promise<DeadLetter[]>
   const tenants = jobs.map((job) => job.data?.tenant_id ?? null)
   const deliveries = jobs.map((job) => job.data?.delivery_id ?? job.sourceId ?? job.id)
   const sorted = deliveries.toSorted()
-  const within = fragment`d.delivery_id between ${sorted[0] as string} and ${sorted.at(-1) as string}`
+  // Listed, not only bounded: with statistics from before a backlog, all deliveries within the bounds would be gone through.
+  const within = fragment`d.delivery_id = any(${sorted}::uuid[]) and d.delivery_id between ${sorted[0] as string} and ${sorted.at(-1) as string}`
   await sql`
     with failed as (
       delete from pgboss.job where name = ${DELIVERIES} and id = any(${deliveries}::uuid[]) and state = 'failed'
@@ -77,7 +78,9 @@ async function settle(sql: Db, boss: PgBoss, jobs: Job[]): Promise<DeadLetter[]>
   )
   const letters = await sql<DeadLetter[]>`
     select d.tenant_id, d.delivery_id, d.event_id, d.endpoint_id, d.event_type, d.dead_letter_reason, d.attempt_count
-    from unnest(${tenants}::text[], ${deliveries}::uuid[]) as j (tenant_id, delivery_id) join waybill.deliveries d using (tenant_id, delivery_id)
+    -- One that was replayed may have come twice.
+    from (select distinct * from unnest(${tenants}::text[], ${deliveries}::uuid[]) as j (tenant_id, delivery_id)) j
+    join waybill.deliveries d using (tenant_id, delivery_id)
     where d.status = 'dead_lettered' and ${within}`
   const told = letters.filter(
     (letter) => !OPERATIONAL.has(letter.event_type) && letter.dead_letter_reason !== 'monthly_attempt_limit',
