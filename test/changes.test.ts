@@ -306,10 +306,10 @@ test('whoever publishes does not wait while an endpoint that gets a new URL and 
   await waitFor(async () => (await sql`select from waybill.deliveries where status = 'retrying'`).length > 0)
   let moved: Promise<{ status: number }>
   await sql.begin(async (lock) => {
-    await lock`select from waybill.deliveries where delivery_id = ${delivery!} for update`
+    await lock`select from pgboss.job where id = ${delivery!} for update`
     const body = { url: receiver.url('/new'), ordered: true }
     moved = tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body })
-    await waitFor(async () => (await waitingForLocks(sql)) > 0, { what: 'the change to wait for the delivery' })
+    await waitFor(async () => (await waitingForLocks(sql)) > 0, { what: 'the change to wait for the delivery’s job' })
     await tenant.publish()
   })
   assert.equal((await moved!).status, 200)

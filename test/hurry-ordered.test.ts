@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { createDatabase, insertEndpoint } from './support/database.ts'
-import { settled } from './support/deliveries.ts'
+import type { Claim } from '../src/flow/claim.ts'
+import { createClaim } from '../src/flow/claim-due.ts'
+import { createAttempt } from './support/attempts.ts'
+import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
+import { publishMany, settled } from './support/deliveries.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -62,4 +65,23 @@ test('an older delivery that is replayed during an attempt of an ordered endpoin
   await settled(sql)
   const order = receiver.receipts.map(({ headers }) => headers['service-delivery-id'])
   assert.deepEqual(order, [first, second, first, second])
+})
+
+test('nor does one whose URL is changed while that failure is being recorded', async (t) => {
+  const { url, sql, newSession, openPool } = await createDatabase(t)
+  await insertEndpoint(sql, { ordered: true })
+  await publishMany(sql, 'acme', 1)
+  await sql`select waybill.release_held(array_agg(tenant_id), array_agg(endpoint_id), '{0}', '{1}', interval '1 minute') from waybill.endpoint_stats`
+  const pool = openPool({ max: 2 })
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 1 })
+  const lock = newSession()
+  await lock`begin`
+  await lock`select from waybill.endpoint_stats for update`
+  const recorded = createAttempt(pool, url)(send[0] as Claim, 500)
+  await waitFor(() => waitingForLocks(sql), { what: 'the record to wait' })
+  await sql`update waybill.endpoints set url = 'http://127.0.0.1:9/new'`
+  await lock`commit`
+  await recorded
+  const [job] = await sql`select start_after <= now() as is_due from pgboss.job where name = 'deliveries'`
+  assert.equal(job!.is_due, true)
 })

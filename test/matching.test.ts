@@ -31,6 +31,25 @@ test('a batch of a hundred event types reads no more of the endpoints than one o
   assert.ok(one > LIST && many < 1.5 * one, `${one} pages for one, ${many} for a hundred`)
 })
 
+test('a tenant’s queue is looked at once, and not for each of its endpoints, before anything has been analyzed', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme'), ('other', 'other')`
+  await sql`
+    insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+    select case when e > 1 then 'acme' else 'other' end, gen_random_uuid(), 'http://x', '{*}', '' from generate_series(1, 1000) e`
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id) select tenant_id, endpoint_id from waybill.endpoints`
+  const pagesRead = async () => {
+    const [row] = await sql<{ 'QUERY PLAN': [{ Plan: Record<string, number> }] }[]>`
+      explain (analyze, buffers, format json)
+      select from waybill.publish('{acme,other}', '{a,a}', array['{}', '{}'], '{null,null}', ${JSON.stringify({ ...NO_LIMITS, fanout: 10_000 })})`
+    const plan = row?.['QUERY PLAN'][0].Plan
+    return (plan?.['Shared Hit Blocks'] ?? 0) + (plan?.['Shared Read Blocks'] ?? 0)
+  }
+  await pagesRead()
+  const pages = await pagesRead()
+  assert.ok(pages < 50_000, `${pages} pages for 1,000 endpoints`)
+})
+
 test('an event goes to each endpoint that names its type, or all, once', async (t) => {
   const { sql } = await createDatabase(t)
   for (const [tenant, url, types] of [

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { replayLeftOver } from '../src/flow/replay.ts'
+import { startSweep } from '../src/flow/sweep.ts'
+import { createLog } from '../src/log.ts'
+import { cleanUp } from './support/cleanup.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
-import { startTenant } from './support/service.ts'
+import { startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 /** A delivery whose first attempt is under way, and answered with `reply` once `open` is called; later ones get 200. */
@@ -10,22 +12,36 @@ async function startAttempt(t: TestContext, reply: Reply, env: Record<string, st
   const receiver = await startReceiver(t)
   const answer = gate(reply)
   receiver.script('/hook', answer.reply, 200)
-  const { sql, openPool, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '3600', ...env } })
+  const { databaseUrl, sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
+  const startWorker = () =>
+    startService(t, { databaseUrl, mode: 'worker', env: { RETRY_DELAY_SECONDS: '3600', ...env } })
+  const worker = await startWorker()
   await tenant.createEndpoint(receiver.url('/hook'))
   const [id] = (await tenant.publish()).delivery_ids
   await receiver.until(1)
   const delivery = async () => (await tenant.call('GET', `/v1/deliveries/${id}`)).body
+  const requests = async () => [...(await sql`select * from waybill.replay_requests`)]
   return {
     receiver,
     sql,
+    worker,
+    startWorker,
     open: answer.open,
     delivery,
-    /** As the sweep does. */
-    sweep: () => replayLeftOver(openPool({ max: 1 })),
+    requests,
     replay: async () => assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202),
     until: (status: string) =>
       waitFor(async () => (await delivery()).status === status, { what: `the delivery to be ${status}` }),
-    requests: async () => [...(await sql`select * from waybill.replay_requests`)],
+    /** Sweeps until no request is left. */
+    async sweep() {
+      const sweep = startSweep({ pool: openPool(), log: createLog('silent'), longestWaitSeconds: 0 })
+      cleanUp(t, sweep.stop)
+      const isDone = async () => {
+        sweep.wake()
+        return (await requests()).length === 0
+      }
+      await waitFor(isDone, { what: 'the requests to be dealt with' })
+    },
   }
 }
 
@@ -40,7 +56,7 @@ test('what is replayed while it is attempted is tried again at once if that atte
 })
 
 test('what is replayed during its last attempt has all of its retries again', async (t) => {
-  const { receiver, sql, open, replay, until } = await startAttempt(t, 500, { MAX_RETRIES: '0' })
+  const { receiver, sql, open, replay, until } = await startAttempt(t, 500, { RETRY_LIMIT: '0' })
   await replay()
   open()
   await receiver.until(2)
@@ -53,39 +69,49 @@ test('what is replayed during its last attempt has all of its retries again', as
 test('what is replayed while an attempt is made that succeeds is not sent again', async (t) => {
   const { sql, sweep, open, replay, until, requests } = await startAttempt(t, 200)
   await replay()
-  await sweep()
-  assert.equal((await requests()).length, 1)
   open()
   await until('delivered')
+  assert.equal((await requests()).length, 1)
   await sweep()
-  assert.deepEqual(await requests(), [])
   await until('delivered')
   assert.deepEqual([...(await sql`select from pgboss.job where name = 'deliveries'`)], [])
 })
 
 test('a replay that was asked for before the attempt that failed began is not carried out after it', async (t) => {
-  const { sql, sweep, open, replay, until, requests, delivery } = await startAttempt(t, 500)
+  const { sql, sweep, open, replay, until, delivery } = await startAttempt(t, 500)
   await replay()
   await sql`update waybill.replay_requests set asked_at = asked_at - interval '1 minute'`
   open()
   await until('retrying')
   await sweep()
-  assert.deepEqual(await requests(), [])
   assert.ok(Date.parse((await delivery()).next_attempt_at) > Date.now() + 60_000)
 })
 
-test('a replay that was asked for during an attempt is carried out although its worker ends before it can do so', async (t) => {
-  const { receiver, sql, sweep, open, replay, until, requests } = await startAttempt(t, 500)
+test('a replay that was asked for during an attempt is carried out although its worker is killed before it can do so', async (t) => {
+  const { receiver, sql, worker, startWorker, sweep, open, replay, until } = await startAttempt(t, 500)
   await replay()
   const [request] = await sql`delete from waybill.replay_requests returning tenant_id, delivery_id, asked_at`
   open()
   await until('retrying')
+  await worker.kill()
   const { tenant_id, delivery_id, asked_at } = request!
   await sql`insert into waybill.replay_requests values (${tenant_id}, ${delivery_id}, ${asked_at})`
   await sweep()
+  await startWorker()
   await receiver.until(2)
   await until('delivered')
-  assert.deepEqual(await requests(), [])
+})
+
+test('what is replayed during its last attempt, whose worker is killed, is sent again', async (t) => {
+  const { receiver, sql, worker, startWorker, sweep, replay, until } = await startAttempt(t, 200, { RETRY_LIMIT: '0' })
+  await replay()
+  await worker.kill()
+  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds'`
+  await startWorker()
+  await until('dead_lettered')
+  await sweep()
+  await receiver.until(2)
+  await until('delivered')
 })
 
 test('what is replayed while it is a probe is the next probe at once if that fails', async (t) => {

@@ -86,6 +86,8 @@ test('what lost its worker is due at once; what loses one after the other waits,
   const { next_attempt_at } = (await tenant.call('GET', `/v1/deliveries/${ids['lost 3 times']}`)).body
   assert.ok(Date.parse(next_attempt_at) > Date.now() + 60_000, 'its record says when it is due')
   assert.deepEqual(await attemptsOf('lost 3 times'), [LOST, LOST, LOST])
+  const recorded = (await tenant.call('GET', `/v1/deliveries/${ids['lost 3 times']}/attempts`)).body.data
+  assert.equal(recorded.at(-1).next_attempt_at, next_attempt_at)
   assert.equal(receiver.receipts.length, 4)
   clearInterval(touching)
   await worker.kill()

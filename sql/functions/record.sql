@@ -120,9 +120,10 @@ begin
       status_codes, errors)
     as r (tenant_id, delivery_id, fence, attempt_number, recorded_attempts, status, reason, next_attempt_at, started_at,
           status_code, error)
-  -- Compared as rows, which find a row as quickly, and prune no partition as the statement runs: where the bounds have done so before,
-  -- and somebody has changed one of these rows meanwhile, Postgres 18 passes over that one and all that come after it, or crashes.
-  on (d.tenant_id, d.delivery_id) >= (r.tenant_id, r.delivery_id) and (d.tenant_id, d.delivery_id) <= (r.tenant_id, r.delivery_id)
+  -- By a list of one: an index finds that as it finds a value, and no partition is pruned by it as the statement runs. Where the bounds
+  -- have pruned some before, and somebody has changed one of these rows meanwhile, Postgres 18 would pass over that one and all that come
+  -- after it, or crash. So each row is looked for in every day between the first and the last.
+  on d.tenant_id = r.tenant_id and d.delivery_id = any(array_fill(r.delivery_id, array[1]))
     and d.delivery_id between first_id and last_id
     and (finished is null or r.fence is null or r.delivery_id = any(finished))
   when matched then update set
@@ -159,9 +160,10 @@ begin
     and a.retry_state = 'will_retry';
 end $$;
 
--- Records attempts that have lost their worker. `last`: no retry is left, and the deliveries are given up.
+-- Records attempts that have lost their worker. `last`: no retry is left, and the deliveries are given up. `next_attempts`: when the
+-- retries are due, if not now.
 create or replace function waybill.record_lost(tenants text[], deliveries uuid[], endpoints uuid[], urls text[], attempt_numbers int[],
-  recorded_attempts int[], old_statuses waybill.delivery_status[], last boolean)
+  recorded_attempts int[], old_statuses waybill.delivery_status[], last boolean, next_attempts timestamptz[] default null)
 returns void language plpgsql
 as $$
 declare
@@ -170,7 +172,7 @@ begin
   perform waybill.record(tenants, deliveries, array_fill(null::text, each), endpoints, urls, attempt_numbers, recorded_attempts,
     old_statuses, array_fill(case when last then 'dead_lettered' else 'retrying' end::waybill.delivery_status, each),
     case when last then array_fill('worker_lost'::waybill.dead_letter_reason, each) end,
-    case when not last then array_fill(now(), each) end, array_fill(now(), each), array_fill(0, each),
+    case when not last then coalesce(next_attempts, array_fill(now(), each)) end, array_fill(now(), each), array_fill(0, each),
     array_fill(null::smallint, each), array_fill('worker_lost'::text, each), array_fill(waybill.lost_message(), each),
     array_fill(null::text, each), array_fill(false, each));
 end $$;

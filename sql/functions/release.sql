@@ -159,9 +159,10 @@ set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hash
 as $$
 declare
   waiting constant uuid[] := array(
+    -- Before the jobs, as in a replay. Whoever has one locked makes it due or records its attempt.
     select delivery_id from waybill.deliveries
     where tenant_id = tenant and endpoint_id = endpoint and not held and status in ('pending', 'retrying')
-    order by delivery_id limit 10000);
+    order by delivery_id limit 10000 for no key update skip locked);
   hurried uuid[];
 begin
   -- By lists, not by joins: with the statistics of an emptier queue, a join would go through all of them for each.

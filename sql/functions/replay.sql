@@ -76,15 +76,18 @@ begin
   return query select * from waybill.deliveries where tenant_id = tenant and delivery_id = delivery;
 end $$;
 
--- Carries out a replay that was asked for during an attempt, unless that attempt was the one that it was asked for, because it began
--- later, or has succeeded.
+-- Carries out a replay that was asked for during an attempt, unless that has succeeded, or another has been made since. One that lost its
+-- worker is dated at the moment when that was found.
 create or replace function waybill.replay_as_requested(tenant text, delivery uuid) returns void language plpgsql
 set plan_cache_mode = force_custom_plan
 as $$
 declare
   request record;
 begin
-  select asked_at, d.status <> 'delivered' and asked_at > coalesce(d.last_attempt_at, '-infinity') as is_open into request
+  -- Whoever comes second finds no request any more.
+  perform from waybill.deliveries where tenant_id = tenant and delivery_id = delivery for update;
+  select asked_at, d.status <> 'delivered' and (asked_at > coalesce(d.last_attempt_at, '-infinity') or d.last_error = 'worker_lost') as is_open
+  into request
   from waybill.replay_requests r left join waybill.deliveries d using (tenant_id, delivery_id)
   where r.tenant_id = tenant and r.delivery_id = delivery;
   if request.is_open then

@@ -6,6 +6,7 @@ import { textList } from '../db/statement.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
+import { catchUp } from './catch-up.ts'
 import { fenceOf, touch } from './claim.ts'
 import { insist } from './insist.ts'
 import {
@@ -16,7 +17,6 @@ import {
   type StateChange,
   wouldMove,
 } from './observe.ts'
-import { replayFailed } from './replay.ts'
 import { type AttemptRecord, queueDeadLetters, type Result, settle } from './settle.ts'
 
 export type Recorded = {
@@ -83,11 +83,11 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
       for (const change of changes) deps.log.warn(change, 'endpoint.state_changed')
       const failed = results.filter(({ verdict }) => verdict.kind === 'failed' || verdict.kind === 'gone')
       if (failed.length > 0)
-        await replayFailed(
+        await catchUp(
           pool,
           failed.map(({ claim }) => claim),
-          // The attempts are stored already. The sweep carries out what is left.
-        ).catch((error: unknown) => deps.log.error({ err: error }, 'replay.left_over'))
+          // The attempts are stored already. Replays that are left over are carried out by the sweep.
+        ).catch((error: unknown) => deps.log.error({ err: error }, 'record.not_caught_up'))
       const byClaim = new Map(results.map((result) => [result.claim, result]))
       const holding = new Set(endpoints.filter(({ held }) => held > 0).map((endpoint) => endpoint.endpoint_id))
       return attempts.map(({ claim }) => {

@@ -42,31 +42,19 @@ export function createReplay<Row>(pool: Pool, columns: Fragment) {
   }
 }
 
-type Delivery = { tenant_id: string; delivery_id: string }
-
-/** Carries out the replays that were asked for while attempts of these deliveries ran that have failed (waybill.replay_as_requested). */
-export async function replayFailed(pool: Pool, failed: { tenantId: string; deliveryId: string }[]): Promise<void> {
-  const requests = await pool<Delivery[]>`
-    select tenant_id, delivery_id from waybill.replay_requests
-    where (tenant_id, delivery_id) in (
-      select * from unnest(${failed.map(({ tenantId }) => tenantId)}::text[], ${failed.map(({ deliveryId }) => deliveryId)}::uuid[]))`
-  await carryOut(pool, requests)
-}
-
 /**
- * Does the same for all deliveries that are not being attempted, at most a thousand: whoever recorded their attempts was interrupted
- * before `replayFailed`, or the attempt has succeeded or was not made.
+ * Carries out the replays that were asked for during attempts (waybill.replay_requests), of all deliveries that are not being attempted,
+ * at most a thousand: the attempt has succeeded or was not made, or whoever recorded its failure was interrupted before `catchUp`.
  */
 export async function replayLeftOver(pool: Pool): Promise<void> {
-  const requests = await pool<Delivery[]>`
+  const requests = await pool<{ tenant_id: string; delivery_id: string }[]>`
     select r.tenant_id, r.delivery_id from waybill.replay_requests r left join waybill.deliveries d using (tenant_id, delivery_id)
     where not exists (
       select from pgboss.job j where j.name = ${DELIVERIES} and j.id in (r.delivery_id, d.bundle) and j.state = 'active')
     limit 1000`
-  await carryOut(pool, requests)
+  for (const { tenant_id, delivery_id } of requests) await replayAsRequested(pool, tenant_id, delivery_id)
 }
 
-async function carryOut(pool: Pool, requests: Delivery[]): Promise<void> {
-  for (const { tenant_id, delivery_id } of requests)
-    await retried(() => pool`select waybill.replay_as_requested(${tenant_id}, ${delivery_id})`)
-}
+/** Carries out the replay of a delivery that was asked for during an attempt, if it is still to be (waybill.replay_as_requested). */
+export const replayAsRequested = (pool: Pool, tenantId: string, deliveryId: string) =>
+  retried(() => pool`select waybill.replay_as_requested(${tenantId}, ${deliveryId})`)

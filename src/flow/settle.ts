@@ -15,23 +15,21 @@ export type AttemptRecord =
 type Ending = 'delivered' | 'retrying' | 'retries_exhausted' | 'endpoint_gone' | 'monthly_attempt_limit'
 export type Result = AttemptRecord & { ending: Ending; nextAttemptAt: Date | null }
 
-type Change = { has_moved: boolean; ordered: boolean }
-
-/** Of failed attempts, those whose endpoint has another URL by now, or is ordered and has an older delivery to get first: a replayed one. */
-async function findChanges(sql: Db, attempts: AttemptRecord[]): Promise<Map<string, Change>> {
-  const failed = attempts.filter(({ verdict }) => verdict.kind === 'gone' || verdict.kind === 'failed')
-  if (failed.length === 0) return new Map()
-  const claims = failed.map(({ claim }) => claim)
-  const changed = await sql<({ delivery_id: string } & Change)[]>`
-    select delivery_id, e.url <> f.url as has_moved, ordered
-    from unnest(${claims.map(({ tenantId }) => tenantId)}::text[], ${claims.map(({ endpointId }) => endpointId)}::uuid[],
-      ${claims.map(({ url }) => url)}::text[], ${claims.map(({ deliveryId }) => deliveryId)}::uuid[])
-      as f (tenant_id, endpoint_id, url, delivery_id)
-    cross join lateral (
-      select url, ordered from waybill.endpoints e where e.tenant_id = f.tenant_id and e.endpoint_id = f.endpoint_id offset 0
-    ) e
-    where e.url <> f.url or ordered and not waybill.is_oldest(tenant_id, endpoint_id, delivery_id)`
-  return new Map(changed.map(({ delivery_id, ...change }) => [delivery_id, change]))
+/** A 410 from a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed. */
+async function spareMoved(sql: Db, attempts: AttemptRecord[]): Promise<AttemptRecord[]> {
+  const gone = attempts.filter(({ verdict }) => verdict.kind === 'gone').map(({ claim }) => claim)
+  if (gone.length === 0) return attempts
+  const moved = await sql<{ delivery_id: string }[]>`
+    select g.delivery_id
+    from unnest(${gone.map(({ tenantId }) => tenantId)}::text[], ${gone.map(({ endpointId }) => endpointId)}::uuid[],
+      ${gone.map(({ url }) => url)}::text[], ${gone.map(({ deliveryId }) => deliveryId)}::uuid[]) as g (tenant_id, endpoint_id, url, delivery_id)
+    join waybill.endpoints p using (tenant_id, endpoint_id) where p.url <> g.url`
+  const spared = new Set(moved.map(({ delivery_id }) => delivery_id))
+  return attempts.map((attempt) =>
+    attempt.outcome !== null && attempt.verdict.kind === 'gone' && spared.has(attempt.claim.deliveryId)
+      ? { ...attempt, verdict: { kind: 'failed', notBeforeSeconds: 0 } }
+      : attempt,
+  )
 }
 
 /**
@@ -57,20 +55,11 @@ export async function settle(sql: Db, made: AttemptRecord[]): Promise<Result[]> 
   // them might wait for these.
   if (bundles.length > 0)
     await sql`select from pgboss.job where name = ${DELIVERIES} and id = any(${bundles}::uuid[]) order by id for no key update`
-  const valid = await withoutReclaimed(sql, made)
-  const changes = await findChanges(sql, valid)
-  const attempts = valid.map((attempt): AttemptRecord => {
-    // A 410 from a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed.
-    const isSpared = attempt.verdict.kind === 'gone' && changes.get(attempt.claim.deliveryId)?.has_moved
-    return isSpared && attempt.outcome ? { ...attempt, verdict: { kind: 'failed', notBeforeSeconds: 0 } } : attempt
-  })
-  const failed = attempts.flatMap(({ claim, verdict }) => {
-    if (verdict.kind !== 'failed') return []
-    // All others of an ordered endpoint would wait for the backoff.
-    const isUrgent = changes.get(claim.deliveryId)?.ordered
-    return [{ claim, notBeforeSeconds: isUrgent ? null : verdict.notBeforeSeconds }]
-  })
-  const retries = await retry(sql, failed)
+  const attempts = await spareMoved(sql, await withoutReclaimed(sql, made))
+  const retries = await retry(
+    sql,
+    attempts.flatMap(({ claim, verdict }) => (verdict.kind === 'failed' ? [{ claim, ...verdict }] : [])),
+  )
   return attempts.flatMap((attempt): Result[] => {
     const { claim, verdict } = attempt
     const nextAttemptAt = retries.get(claim.deliveryId)
@@ -80,10 +69,8 @@ export async function settle(sql: Db, made: AttemptRecord[]): Promise<Result[]> 
   })
 }
 
-type Failed = { claim: Claim; notBeforeSeconds: number | null }
-
-/** Settles the jobs of failed attempts, without a backoff where `notBeforeSeconds` is null; tells of each delivery when it is tried again, null for never. */
-async function retry(sql: Db, failed: Failed[]): Promise<Map<string, Date | null>> {
+/** Settles the jobs of failed attempts; tells of each delivery when it is tried again, null for never. */
+async function retry(sql: Db, failed: { claim: Claim; notBeforeSeconds: number }[]): Promise<Map<string, Date | null>> {
   if (failed.length === 0) return new Map()
   const claims = failed.map(({ claim }) => claim)
   await unbundle(sql, claims)

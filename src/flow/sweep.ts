@@ -33,7 +33,7 @@ export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: num
     async run() {
       if (last === NONE) {
         await mendClock()
-        await replayLeftOver(pool)
+        await replayLeftOver(pool).catch((error: unknown) => log.error({ err: error }, 'sweep.replays_failed'))
       }
       const before = last
       const next = await endpointsAfter(pool, before)

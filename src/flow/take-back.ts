@@ -107,9 +107,10 @@ async function waitForRetry(sql: Db, failed: Lapsed[]): Promise<void> {
   const ids = failed.map((job) => job.delivery_id).sort()
   await sql`
     select waybill.record_lost(array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg(url), array_agg(made),
-      array_agg(attempt_count), array_agg(status), false)
+      array_agg(attempt_count), array_agg(status), false, array_agg(start_after))
     from (
-      select d.tenant_id, d.delivery_id, d.endpoint_id, p.url, d.earlier_attempts + j.retry_count + 1 as made, d.attempt_count, d.status
+      select d.tenant_id, d.delivery_id, d.endpoint_id, p.url, d.earlier_attempts + j.retry_count + 1 as made, d.attempt_count, d.status,
+        j.start_after
       from pgboss.job j
       join waybill.deliveries d on d.tenant_id = j.data ->> 'tenant_id' and d.delivery_id = j.id
       join waybill.endpoints p on p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id
