@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import type { Claim } from '../src/flow/claim.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
 import { createAttempt } from './support/attempts.ts'
 import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
@@ -68,20 +67,30 @@ test('an older delivery that is replayed during an attempt of an ordered endpoin
 })
 
 test('nor does one whose URL is changed while that failure is being recorded', async (t) => {
-  const { url, sql, newSession, openPool } = await createDatabase(t)
-  await insertEndpoint(sql, { ordered: true })
-  await publishMany(sql, 'acme', 1)
-  await sql`select waybill.release_held(array_agg(tenant_id), array_agg(endpoint_id), '{0}', '{1}', interval '1 minute') from waybill.endpoint_stats`
+  const { receiver, sql, tenant, endpoint_id, fail } = await startFailing(t)
+  // It counts as failing, so the change waits for its counters, too.
+  await sql`update waybill.endpoint_stats set failure_streak = 1`
+  const patched = await sql.begin(async (lock) => {
+    await lock`select from waybill.endpoint_stats for update`
+    fail()
+    await waitFor(async () => (await waitingForLocks(sql)) === 1, { what: 'the record to wait' })
+    const patching = tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { url: receiver.url('/new') } })
+    await waitFor(async () => (await waitingForLocks(sql)) === 2, { what: 'the change to wait' })
+    return { patching }
+  })
+  assert.equal((await patched.patching).status, 200)
+  await receiver.until(1, { path: '/new' })
+})
+
+test('what fails while an older delivery of an ordered endpoint waits for its retry leaves that its time', async (t) => {
+  const { url, sql, openPool } = await createDatabase(t)
+  await insertEndpoint(sql)
+  await publishMany(sql, 'acme', 2)
   const pool = openPool({ max: 2 })
-  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 1 })
-  const lock = newSession()
-  await lock`begin`
-  await lock`select from waybill.endpoint_stats for update`
-  const recorded = createAttempt(pool, url)(send[0] as Claim, 500)
-  await waitFor(() => waitingForLocks(sql), { what: 'the record to wait' })
-  await sql`update waybill.endpoints set url = 'http://127.0.0.1:9/new'`
-  await lock`commit`
-  await recorded
-  const [job] = await sql`select start_after <= now() as is_due from pgboss.job where name = 'deliveries'`
-  assert.equal(job!.is_due, true)
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 2 })
+  await sql`update waybill.endpoints set ordered = true`
+  const attempt = createAttempt(pool, url)
+  for (const claim of send) await attempt(claim, 500)
+  const jobs = await sql`select start_after <= now() as is_due from pgboss.job where name = 'deliveries' order by id`
+  assert.deepEqual([...jobs], [{ is_due: false }, { is_due: true }])
 })

@@ -155,14 +155,25 @@ end $$;
 -- Makes the one delivery of an ordered endpoint that waits for its retry, and for which all others wait, due now. One that is made
 -- ordered may have many that do: of more than can be moved in the time of a request, the others keep their time.
 create or replace function waybill.hurry_ordered(tenant text, endpoint uuid) returns void language plpgsql
+set plan_cache_mode = force_custom_plan
+as $$
+begin
+  perform waybill.hurry(tenant, array(
+    select delivery_id from waybill.deliveries
+    where tenant_id = tenant and endpoint_id = endpoint and not held and status in ('pending', 'retrying')
+    order by delivery_id limit 10000));
+end $$;
+
+-- Makes those of a tenant's deliveries that wait for their retries due now. `ids` is in order.
+create or replace function waybill.hurry(tenant text, ids uuid[]) returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   waiting constant uuid[] := array(
-    -- Before the jobs, as in a replay. Whoever has one locked makes it due or records its attempt.
+    -- Before the jobs, as in a replay. Whoever has one locked replays it, or records its attempt (and then catches up: src/flow/catch-up.ts).
     select delivery_id from waybill.deliveries
-    where tenant_id = tenant and endpoint_id = endpoint and not held and status in ('pending', 'retrying')
-    order by delivery_id limit 10000 for no key update skip locked);
+    where tenant_id = tenant and delivery_id = any(ids) and delivery_id between ids[1] and ids[cardinality(ids)]
+    order by delivery_id for no key update skip locked);
   hurried uuid[];
 begin
   -- By lists, not by joins: with the statistics of an emptier queue, a join would go through all of them for each.

@@ -84,8 +84,8 @@ as $$
 declare
   request record;
 begin
-  -- Whoever comes second finds no request any more.
-  perform from waybill.deliveries where tenant_id = tenant and delivery_id = delivery for update;
+  -- One after the other: whoever comes second finds no request any more.
+  perform pg_advisory_xact_lock(hashtext('waybill.replay_as_requested'), hashtext(delivery::text));
   select asked_at, d.status <> 'delivered' and (asked_at > coalesce(d.last_attempt_at, '-infinity') or d.last_error = 'worker_lost') as is_open
   into request
   from waybill.replay_requests r left join waybill.deliveries d using (tenant_id, delivery_id)
