@@ -100,13 +100,15 @@ begin
   from moved m join counted_endpoints s using (tenant_id, endpoint_id);
 end $$;
 
--- The deliveries' part of waybill.record, whose `finished` is null where all are. A merge, although nothing is ever inserted:
--- its plan has to start from the given rows, and so stays good when it is kept. That of an update might not.
+-- The deliveries' part of waybill.record, whose `finished` is null where all are. A merge, although nothing is ever inserted: its plan has
+-- to start from the given rows. It is planned anew each time, for the partitions at hand: where a kept plan has pruned partitions by the
+-- bounds, and somebody has changed one of these rows meanwhile, Postgres 18 passes over that row and all that come after it, or crashes;
+-- and up to 17 a kept plan opens all partitions for writing.
 create or replace function waybill.move_deliveries(tenants text[], deliveries uuid[], fences text[], finished uuid[],
   attempt_numbers int[], recorded_attempts int[], statuses waybill.delivery_status[], reasons waybill.dead_letter_reason[],
   next_attempts timestamptz[], started timestamptz[], status_codes smallint[], errors text[])
 returns void language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_material = off set enable_memoize = off
 as $$
 declare
@@ -120,11 +122,7 @@ begin
       status_codes, errors)
     as r (tenant_id, delivery_id, fence, attempt_number, recorded_attempts, status, reason, next_attempt_at, started_at,
           status_code, error)
-  -- By a list of one: an index finds that as it finds a value, and no partition is pruned by it as the statement runs. Where the bounds
-  -- have pruned some before, and somebody has changed one of these rows meanwhile, Postgres 18 would pass over that one and all that come
-  -- after it, or crash. So each row is looked for in every day between the first and the last.
-  on d.tenant_id = r.tenant_id and d.delivery_id = any(array_fill(r.delivery_id, array[1]))
-    and d.delivery_id between first_id and last_id
+  on d.tenant_id = r.tenant_id and d.delivery_id = r.delivery_id and d.delivery_id between first_id and last_id
     and (finished is null or r.fence is null or r.delivery_id = any(finished))
   when matched then update set
     status = r.status,
@@ -180,11 +178,3 @@ end $$;
 create or replace function waybill.lost_message() returns text language sql immutable as $$
   select 'the worker was lost during this attempt; the request may have arrived'
 $$;
-
-do $$
-begin
-  -- Up to Postgres 17, a kept plan of a merge opens all daily partitions for writing.
-  if current_setting('server_version_num')::int < 180000 then
-    alter function waybill.move_deliveries set plan_cache_mode = force_custom_plan;
-  end if;
-end $$;
