@@ -21,6 +21,7 @@ import { mountMetrics } from './metrics.ts'
 import { mountPublish } from './publish.ts'
 import { createRateLimit, type RateLimits } from './rate-limit.ts'
 import type { Reads } from './reads.ts'
+import { mountReplay } from './replay.ts'
 import { mountRetention } from './retention.ts'
 import { type App, createMount } from './route.ts'
 import { mountTenants } from './tenants.ts'
@@ -104,6 +105,7 @@ export function createApp(deps: AppDeps): App {
     mountEndpoints(mount, deps)
     mountEndpointHealth(mount, deps)
     mountDeliveries(mount, deps)
+    mountReplay(mount, deps)
     mountMetrics(mount, deps)
     mountLimits(mount, deps)
     mountTenants(mount, deps)

@@ -1,18 +1,23 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import { isTooSlow } from '../db/errors.ts'
-import type { Db, Pool } from '../db/open.ts'
 import { type Fragment, fragment, join } from '../db/statement.ts'
 import { AppError } from '../errors.ts'
 import { readDays } from '../flow/partitions.ts'
-import { createReplay } from '../flow/replay.ts'
 import { firstId } from '../ids.ts'
 import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
-import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
+import {
+  type DeliveryRow,
+  deliveryColumns,
+  deliveryPath,
+  deliveryRecord,
+  findDelivery,
+  oneDelivery,
+  renderDelivery,
+} from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
-import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
 import {
   answers,
@@ -23,15 +28,10 @@ import {
   id,
   listBody,
   listOf,
-  ok,
   timestamp,
 } from './schemas.ts'
-import { readUsage } from './usage.ts'
 
-const deliveryPath = z.object({ delivery_id: id('delivery') })
-const delivery = z.object({ ok, ...deliveryRecord.shape })
-
-/** What examples of a delivery that was given up on, or has just been replayed, have of their own. */
+/** What the example of a delivery that was given up on has of its own. */
 const GIVEN_UP = {
   status: 'dead_lettered',
   attempt_count: 15,
@@ -39,7 +39,6 @@ const GIVEN_UP = {
   last_error: 'http_status',
   dead_letter_reason: 'retries_exhausted',
 }
-const REPLAYED = { status: 'pending', next_attempt_at: '2026-11-20T09:30:00.000Z', completed_at: null }
 
 const listDeliveries = createRoute({
   method: 'get',
@@ -75,7 +74,7 @@ const getDelivery = createRoute({
   summary: 'Read a delivery',
   description: 'What has become of one event at one endpoint.',
   request: { params: deliveryPath },
-  responses: { 200: answers('The delivery', delivery), ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
+  responses: { 200: answers('The delivery', oneDelivery), ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found') },
 })
 
 const attempt = z
@@ -127,33 +126,13 @@ const listAttempts = createRoute({
   },
 })
 
-const replay = createRoute({
-  method: 'post',
-  path: '/v1/deliveries/{delivery_id}/replay',
-  operationId: 'replayDelivery',
-  tags: ['Deliveries'],
-  summary: 'Replay a delivery',
-  description:
-    'Any delivery may be replayed. A finished one becomes pending again with a full set of retries; its id stays the same, and its attempt numbers go on. One that waits for a retry becomes due now; one that is being attempted is replayed as soon as that attempt has failed, and not at all if it succeeds. If the endpoint is failing, the delivery becomes the next probe, unless one is under way; if it is inactive, the delivery waits until it is active. At an `ordered` endpoint, what waits for a retry becomes due, too, as the others wait for it. Nothing is queued twice.',
-  request: { params: deliveryPath },
-  responses: {
-    202: answers('The delivery', delivery, REPLAYED),
-    ...errorAnswers(...TENANT_ERRORS, 'delivery_not_found', 'monthly_attempts'),
-  },
-})
-
 type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | undefined }
 
 /** The error of a list whose filters match so little that it took too long. */
 const TOO_MUCH = { path: 'since', message: 'the list took too long to read: narrow it by since and until' }
 
-/** Reading deliveries and their attempts, and replaying them. */
-export function mountDeliveries(
-  mount: Mount,
-  { pool, reads, lookUps }: { pool: Pool; reads: Reads; lookUps: Reads },
-): void {
-  const replayNow = createReplay<DeliveryRow>(pool, deliveryColumns)
-
+/** Reading deliveries and their attempts. */
+export function mountDeliveries(mount: Mount, { reads, lookUps }: { reads: Reads; lookUps: Reads }): void {
   async function list(c: Context<Env>, tenant: Tenant, query: Filters): Promise<Response> {
     const filters = [
       ...(query.status ? [fragment`status = ${query.status}`] : []),
@@ -194,21 +173,6 @@ export function mountDeliveries(
     })
   }
 
-  async function find(sql: Db, tenant: Tenant, deliveryId: string): Promise<DeliveryRow> {
-    const [row] = await sql<DeliveryRow[]>`
-      select ${deliveryColumns} from waybill.deliveries
-      where tenant_id = ${tenant.tenantId} and delivery_id = ${recordId(deliveryId, 'delivery_not_found')}`
-    if (row === undefined) throw new AppError('delivery_not_found')
-    return row
-  }
-
-  /** Without an attempt left this month, a replayed delivery would only be dead-lettered again. */
-  async function requireAttempts(tenant: Tenant): Promise<void> {
-    const limit = tenant.limits.monthly_attempts
-    const { attempts: current, end } = await readUsage(pool, tenant.tenantId)
-    if (current >= limit) throw new AppError('monthly_attempts', { limit, current, resets_at: end })
-  }
-
   mount.tenant(listDeliveries, { action: 'read' }, (c, tenant, { query }) => list(c, tenant, query))
 
   mount.tenant(listDeadLetters, { action: 'read' }, (c, tenant, { query }) =>
@@ -218,13 +182,13 @@ export function mountDeliveries(
   mount.tenant(getDelivery, { action: 'read' }, (c, tenant, { params }) =>
     lookUps(c, tenant.tenantId, async (sql) => ({
       ok: true,
-      ...renderDelivery(await find(sql, tenant, params.delivery_id)),
+      ...renderDelivery(await findDelivery(sql, tenant.tenantId, params.delivery_id)),
     })),
   )
 
   mount.tenant(listAttempts, { action: 'read' }, (c, tenant, { params, query }) =>
     reads(c, tenant.tenantId, async (sql) => {
-      const { delivery_id } = await find(sql, tenant, params.delivery_id)
+      const { delivery_id } = await findDelivery(sql, tenant.tenantId, params.delivery_id)
       const rows = await sql<{ attempt_number: number }[]>`
         select attempt_number, delivery_id, endpoint_id, url, status_code, error, error_message, response_body, response_truncated,
           duration_ms, retry_state, next_attempt_at, started_at
@@ -239,13 +203,4 @@ export function mountDeliveries(
       )
     }),
   )
-
-  mount.tenant(replay, { action: 'deliveries:replay' }, async (c, tenant, { params }) => {
-    const { delivery_id } = await find(pool, tenant, params.delivery_id)
-    await requireAttempts(tenant)
-    const row = await replayNow(tenant.tenantId, delivery_id)
-    // Retention was faster.
-    if (row === undefined) throw new AppError('delivery_not_found')
-    return c.json({ ok: true, ...renderDelivery(row) }, 202)
-  })
 }

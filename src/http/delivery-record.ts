@@ -1,7 +1,10 @@
 import { z } from '@hono/zod-openapi'
+import type { Db } from '../db/open.ts'
 import { fragment } from '../db/statement.ts'
+import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
-import { attemptError, deliveryStatus, eventType, id, ownTenant, timestamp } from './schemas.ts'
+import { recordId } from './record-id.ts'
+import { attemptError, deliveryStatus, eventType, id, ok, ownTenant, timestamp } from './schemas.ts'
 
 const deadLetterReason = z
   .enum(['retries_exhausted', 'endpoint_gone', 'worker_lost', 'monthly_attempt_limit'])
@@ -40,6 +43,10 @@ export const deliveryRecord = z
   })
   .openapi('Delivery')
 
+export const deliveryPath = z.object({ delivery_id: id('delivery') })
+/** The answer that is one delivery. */
+export const oneDelivery = z.object({ ok, ...deliveryRecord.shape })
+
 type Shown = z.infer<typeof deliveryRecord>
 type Moment = 'next_attempt_at' | 'last_attempt_at' | 'completed_at'
 export type DeliveryRow = Omit<Shown, Moment | 'created_at' | 'updated_at'> & { [name in Moment]: Date | null } & {
@@ -55,4 +62,13 @@ export const deliveryColumns = fragment`
 export function renderDelivery({ updated_at, completed_at, ...row }: DeliveryRow) {
   const created_at = madeAt(row.delivery_id)
   return { ...row, created_at, updated_at: updated_at < created_at ? created_at : updated_at, completed_at }
+}
+
+/** The delivery of the tenant with that id, as it came in a path. Throws `delivery not found`. */
+export async function findDelivery(sql: Db, tenantId: string, deliveryId: string): Promise<DeliveryRow> {
+  const [row] = await sql<DeliveryRow[]>`
+    select ${deliveryColumns} from waybill.deliveries
+    where tenant_id = ${tenantId} and delivery_id = ${recordId(deliveryId, 'delivery_not_found')}`
+  if (row === undefined) throw new AppError('delivery_not_found')
+  return row
 }
