@@ -6,8 +6,15 @@ type Room = {
    * too many wait already or it has waited too long.
    */
   enter(tenantId: string, amount: number): Promise<() => void>
-  /** Runs `work` in it, from entering to its end. Throws the signal's reason if `signal` aborts while it waits. */
-  run<Result>(tenantId: string, amount: number, work: () => Promise<Result>, signal?: AbortSignal): Promise<Result>
+  /** Runs `work` in it, from entering to its end. */
+  run<Result>(tenantId: string, amount: number, work: () => Promise<Result>, options?: RunOptions): Promise<Result>
+}
+
+type RunOptions = {
+  /** If it aborts while the work waits, `run` throws its reason. */
+  signal?: AbortSignal
+  /** Called while the work is inside, when one of another tenant has waited for half of the time that it may wait. */
+  onWanted?: () => void
 }
 
 /**
@@ -19,6 +26,7 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
   let taken = 0
   const takenBy = new Map<string, number>()
   let waiting: Entry[] = []
+  const inside = new Set<{ tenantId: string; onWanted: () => void }>()
 
   /** Work that is larger than the whole room runs alone. */
   const isFull = (amount: number) => taken > 0 && taken + amount > size
@@ -70,6 +78,7 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
     return new Promise((resolve, reject) => {
       const leave = () => {
         clearTimeout(timer)
+        clearTimeout(half)
         signal?.removeEventListener('abort', interrupt)
       }
       const giveUp = (reason: unknown) => {
@@ -81,6 +90,9 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
       }
       const interrupt = () => giveUp(signal?.reason)
       const timer = setTimeout(() => giveUp(line.refusal()), line.maxWaitMs)
+      const half = setTimeout(() => {
+        for (const other of inside) if (other.tenantId !== tenantId) other.onWanted()
+      }, line.maxWaitMs / 2)
       signal?.addEventListener('abort', interrupt)
       const enter = () => {
         leave()
@@ -101,11 +113,14 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
 
   return {
     enter,
-    async run(tenantId, amount, work, signal) {
+    async run(tenantId, amount, work, { signal, onWanted } = {}) {
       const leave = await enter(tenantId, amount, signal)
+      const piece = onWanted && { tenantId, onWanted }
+      if (piece) inside.add(piece)
       try {
         return await work()
       } finally {
+        if (piece) inside.delete(piece)
         leave()
       }
     },

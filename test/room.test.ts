@@ -18,6 +18,7 @@ const headOf = (key: string, bytes: number, path = '/v1/events') =>
 function openRoom(maxWaitMs = 60_000, maxWaiting = Infinity) {
   const room = createRoom(100, { maxWaitMs, maxWaiting, refusal: () => new Error('refused') })
   const entered: string[] = []
+  const wanted: string[] = []
   const ends = new Map<string, () => void>()
   const hold = (name: string, tenantId: string, bytes: number, signal?: AbortSignal) =>
     room.run(
@@ -27,13 +28,13 @@ function openRoom(maxWaitMs = 60_000, maxWaiting = Infinity) {
         entered.push(name)
         return new Promise<void>((end) => ends.set(name, end))
       },
-      signal,
+      { ...(signal && { signal }), onWanted: () => wanted.push(name) },
     )
   const end = async (name: string) => {
     ends.get(name)?.()
     await new Promise((resolve) => setImmediate(resolve))
   }
-  return { hold, end, entered }
+  return { hold, end, entered, wanted }
 }
 
 suite('room', () => {
@@ -103,6 +104,18 @@ suite('room', () => {
     void impatient.hold('first', 'a', 90)
     await assert.rejects(impatient.hold('second', 'b', 50), /refused/)
   })
+
+  test('tells those inside when another tenant has waited for half of its time', async () => {
+    const { hold, end, entered, wanted } = openRoom(200)
+    void hold('a1', 'a', 50)
+    await assert.rejects(hold('a2', 'a', 50), /refused/)
+    assert.deepEqual(wanted, [])
+    void hold('b1', 'b', 60)
+    await waitFor(() => wanted.length > 0)
+    assert.deepEqual([entered, wanted], [['a1'], ['a1']])
+    await end('a1')
+    assert.deepEqual(entered, ['a1', 'b1'])
+  })
 })
 
 suite('bodies that do not arrive', { concurrency: 3 }, () => {
@@ -169,8 +182,8 @@ suite('bodies that do not arrive', { concurrency: 3 }, () => {
     const [other, small] = [await createTenant(service), await createTenant(service)]
     for (const { key } of large.slice(0, 2))
       void rawRequest(service.port, headOf(key, 16 * MiB + 1000), (write) => {
-        // It goes on arriving, so that what ends is the other's waiting.
-        const drip = setInterval(() => write(' '), 200)
+        // It goes on arriving, and fast enough, so that what ends is the other's waiting.
+        const drip = setInterval(() => write(' '.repeat(50_000)), 200)
         t.after(() => clearInterval(drip))
       })
     const medium = { event_type: 'a.b', payload: { x: 'x'.repeat(100_000) } }

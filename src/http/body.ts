@@ -12,6 +12,10 @@ const ENVELOPE_BYTES = 65_536
 
 /** A body that stalls for this long is given up: it takes room that others wait for. */
 const STALL_MS = 10_000
+/** What others wait for is not kept by a body that comes more slowly, but for its first moment. */
+const SLOW = { bytesPerMs: 64, afterMs: 500 }
+/** Bodies that are arriving, and what gives up each if it comes too slowly. */
+const arriving = new Map<IncomingMessage, () => void>()
 
 /** Bodies up to this size do not wait for larger ones. */
 const SMALL_BYTES = 4096
@@ -70,13 +74,22 @@ export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number 
 /**
  * Room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. Two of the
  * largest fit, as of a thing that is shared a tenant gets at most half; and small bodies, which nearly all are, wait for no other.
+ * `maxPayloadBytes` is that of `readJson`, which `work` calls.
  */
 export function createBodyRoom() {
   const small = createRequestRoom(8 * 1024 * 1024)
   const large = createRequestRoom(2 * (LARGEST_PAYLOAD_BYTES + ENVELOPE_BYTES))
   return {
-    run: <Result>(tenantId: string, bytes: number, work: () => Promise<Result>): Promise<Result> =>
-      (bytes <= ENVELOPE_BYTES ? small : large).run(tenantId, bytes, work),
+    run<Result>(
+      c: Context<Env>,
+      tenantId: string,
+      maxPayloadBytes: number,
+      work: () => Promise<Result>,
+    ): Promise<Result> {
+      const bytes = expectedBytes(c, maxPayloadBytes)
+      const onWanted = () => arriving.get(c.env.incoming)?.()
+      return (bytes <= ENVELOPE_BYTES ? small : large).run(tenantId, bytes, work, { onWanted })
+    },
   }
 }
 
@@ -136,16 +149,24 @@ function grown(bytes: Uint8Array, length: number): Uint8Array {
  */
 function readAll(incoming: IncomingMessage, add: (chunk: Uint8Array) => boolean): Promise<void> {
   return new Promise((resolve, reject) => {
-    const stalled = setTimeout(() => {
+    const begun = performance.now()
+    let size = 0
+    const giveUp = () => {
       stop()
       reject(new AppError('request_timeout', [{ path: '', message: 'the request took too long to arrive' }]))
-    }, STALL_MS)
+    }
+    const stalled = setTimeout(giveUp, STALL_MS)
+    arriving.set(incoming, () => {
+      if (size < SLOW.bytesPerMs * (performance.now() - begun - SLOW.afterMs)) giveUp()
+    })
     const stop = () => {
       clearTimeout(stalled)
+      arriving.delete(incoming)
       incoming.off('data', onData).off('end', onEnd).off('error', onGone).off('close', onGone)
     }
     const onData = (chunk: Uint8Array) => {
       stalled.refresh()
+      size += chunk.length
       if (!add(chunk)) onEnd()
     }
     const onEnd = () => {

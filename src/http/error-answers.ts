@@ -64,7 +64,8 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
   },
   not_found: { cause: 'There is no such route, or not with this method', remedy: 'Check path and method' },
   request_timeout: {
-    cause: 'The body stopped arriving for 10 seconds, or the request took 30 in all; the connection is closed',
+    cause:
+      'The body stopped for 10 seconds or, with others waiting for room, came very slowly, or the request took 30 in all; the connection is closed',
     remedy: 'Repeat with the same key and body',
     details: [problems, [{ path: '', message: 'the request took too long to arrive' }]],
   },

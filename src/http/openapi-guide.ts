@@ -83,7 +83,7 @@ ${errorTable()}
 
 After 408, 5xx or no answer, repeat with the same key and body; after 429 do what the table says; after any other error, correct the request.
 
-A request must arrive in time (10 seconds for its headers, 10 without any more of its body, 30 in all) and have 1,000 headers and 16 KiB of them at most. One that does not, or is not HTTP at all, is answered with \`invalid request\` and the status 400, 408 or 431. If nothing of an answer is read for 30 seconds, its connection is closed.
+A request must arrive in time (10 seconds for its headers, 10 without any more of its body, 30 in all; and its body at 64 kB a second, after half a second, if others wait for the memory that it takes) and have 1,000 headers and 16 KiB of them at most. One that does not, or is not HTTP at all, is answered with \`invalid request\` and the status 400, 408 or 431. If nothing of an answer is read for 30 seconds, its connection is closed.
 
 ## Versions
 All routes but \`/health\`, \`/openapi.json\` and \`/docs\` are under \`/v1\`. New fields may be added to answers; nothing is taken away.

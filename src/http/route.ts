@@ -131,7 +131,7 @@ export function createMount(deps: { app: App; auth: Auth; rateLimit: RateLimit }
         }
         // Only requests with a body take room.
         if (!route.request?.body) return await answer()
-        return await room.run(tenant.tenantId, expectedBytes(c, maxPayloadBytes), answer)
+        return await room.run(c, tenant.tenantId, maxPayloadBytes, answer)
       })
     },
   }
