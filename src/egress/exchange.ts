@@ -29,6 +29,8 @@ export type Exchange = {
   headers: number
   /** Null until the status line of the answer itself. */
   statusCode: number | null
+  /** How much of the body is still to come; NaN if its length was not declared. */
+  missingBytes: number
 }
 
 export const newExchange = (): Exchange => ({
@@ -38,6 +40,7 @@ export const newExchange = (): Exchange => ({
   announcements: 0,
   headers: 0,
   statusCode: null,
+  missingBytes: Number.NaN,
 })
 
 type Raw = Dispatcher.DispatchController['rawHeaders']
@@ -55,6 +58,10 @@ export function noteHead(exchange: Exchange, status: number, raw: Raw): AttemptE
   if (hasTooManyHeaders(exchange, raw)) return 'response_too_large'
   return exchange.announcements > MAX_ANNOUNCEMENTS ? 'protocol_error' : null
 }
+
+/** Whether all of the answer has come, whatever undici says: white space behind a length (RFC 9110, 5.6.3) is one more digit to it. */
+export const isWhole = (error: unknown, { missingBytes }: Exchange) =>
+  missingBytes === 0 && (error as { code?: unknown }).code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH'
 
 /** Whether the receiver may have been closing a kept connection when the request arrived. */
 export const isEarly = ({ isReused, writtenAt }: Exchange) =>

@@ -120,7 +120,7 @@ export function classify(error: unknown, inBody = false): Failure {
   const { name, message = '' } = error as Error
   // An aborted signal's own error has a number.
   const code = String((error as { code?: unknown }).code ?? '')
-  if (code.startsWith('ERR_SSL_') || code === 'EPROTO') return tlsError(error)
+  if (code.startsWith('ERR_SSL_') || code === 'EPROTO') return tlsError(error, 'the TLS connection broke')
   const interim = code === 'UND_ERR_SOCKET' && INTERIM_MESSAGES[message]
   if (interim) return { error: 'protocol_error', errorMessage: interim }
   // The parser's own words, none of which are the receiver's.
@@ -140,10 +140,10 @@ export function classifyTls(error: unknown): Failure {
   return reached ? failure(reached) : tlsError(error)
 }
 
-function tlsError(error: unknown): Failure {
+function tlsError(error: unknown, otherwise = MESSAGES.tls_error): Failure {
   const { code = '', message } = error as NodeJS.ErrnoException
   // A key or a signature that is too weak has no code of its own.
   const isWeak = code === 'UNSPECIFIED' && message.endsWith('too weak')
   const said = isWeak ? 'the TLS certificates have a key or a signature that is too weak' : TLS_MESSAGES[code]
-  return { error: 'tls_error', errorMessage: said ?? MESSAGES.tls_error }
+  return { error: 'tls_error', errorMessage: said ?? otherwise }
 }

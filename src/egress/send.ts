@@ -13,6 +13,7 @@ import {
   IDLE_ANSWER,
   isEarly,
   isOfConnection,
+  isWhole,
   newExchange,
   noteHead,
 } from './exchange.ts'
@@ -36,7 +37,7 @@ export type Outcome = {
   errorMessage: string | null
   /** At most 16 KiB; null when no status line came. */
   responseBody: string | null
-  /** The body was longer than what was kept, or did not end. */
+  /** The body was longer than what was kept, did not end, or was not HTTP. */
   responseTruncated: boolean
   /** The header as it came, of any status; the first one if there were several. */
   retryAfter: string | null
@@ -186,10 +187,12 @@ export function createSender({
               return
             }
             exchange.statusCode = status
+            exchange.missingBytes = Number(responseHeaders['content-length'])
             const header = responseHeaders['retry-after']
             retryAfter = (Array.isArray(header) ? header[0] : header) ?? null
           },
           onResponseData(_controller, chunk) {
+            exchange.missingBytes -= chunk.length
             if (!response.add(chunk)) cutOff()
           },
           onResponseEnd(controller) {
@@ -214,9 +217,12 @@ export function createSender({
               // the same ids, as it must expect of at-least-once delivery.
               dispatch(connections.open(origin), false)
             } else if (end()) {
-              // A receiver that breaks off a 2xx has not confirmed the event: better twice than never.
               const { statusCode } = exchange
-              settle(statusCode !== null, (statusCode === null ? null : judgeStatus(statusCode)) ?? problem)
+              if (statusCode === null) settle(false, problem)
+              else if (isWhole(error, exchange)) settle(false, judgeStatus(statusCode))
+              // A receiver that breaks off a 2xx has not confirmed the event: better twice than never. One that is only at odds with
+              // the parser over how a body is written has, and would be again.
+              else settle(true, judgeStatus(statusCode) ?? (problem.error === 'protocol_error' ? null : problem))
             }
           },
         })

@@ -92,7 +92,10 @@ const attempt = z
       .openapi({ description: 'At most 16 KiB; null when there was no response.', example: 'try later' }),
     response_truncated: z
       .boolean()
-      .openapi({ description: 'The body was longer than what is kept, or did not end.', example: false }),
+      .openapi({
+        description: 'The body was longer than what is kept, did not end, or was not written as HTTP asks.',
+        example: false,
+      }),
     duration_ms: z.int().openapi({
       description: 'From the start to the end of the answer, the failure or the time limit.',
       example: 87,
