@@ -159,7 +159,7 @@ export const endpointsQuery = listQuery({
 const timeOrder = (query: { since?: Date | undefined; until?: Date | undefined }, ctx: z.RefinementCtx) => {
   // A value that is not a time is reported as that, and is still text here.
   if (query.since instanceof Date && query.until instanceof Date && query.since >= query.until) {
-    ctx.addIssue({ code: 'custom', path: ['since'], message: 'must be before until' })
+    ctx.addIssue({ code: 'custom', path: ['since'], message: 'must be before until, in whole milliseconds' })
   }
 }
 

@@ -376,7 +376,7 @@ describe('each parameter, just within its bounds and just beyond', () => {
     for (const until of [`${moment}Z`, `${moment}%2B01:00`]) {
       const { status, body } = await ask(`${moment}Z`, until)
       assert.equal(status, 400)
-      assert.deepEqual(body.details, [{ path: 'since', message: 'must be before until' }])
+      assert.deepEqual(body.details, [{ path: 'since', message: 'must be before until, in whole milliseconds' }])
     }
     const { body } = await ask(`${moment}Z`, '1700000000')
     assert.deepEqual(
