@@ -251,7 +251,8 @@ for (const limits of [{ monthly_events: 0 }, { monthly_attempts: 0 }, { max_fano
 }
 
 test('a key whose event is gone makes a new event, once, and each request is counted once', async () => {
-  const tenant = await start()
+  const [tenant, other] = [await start(), await start()]
+  await publish(other, 'k', '{"n":1}')
   const first = await publish(tenant, 'k', '{"n":1}')
   await database.sql`delete from waybill.deliveries where tenant_id = ${tenant.tenantId}`
   await database.sql`delete from waybill.events where tenant_id = ${tenant.tenantId}`
@@ -264,9 +265,10 @@ test('a key whose event is gone makes a new event, once, and each request is cou
   assert.deepEqual([accepted?.count, replayed?.count], [1, 19])
   assert.equal(accepted!.text, replayed!.text)
   assert.notEqual(JSON.parse(accepted!.text).event_id, first.body.event_id)
-  const counts = await database.sql`
-    select count::int from waybill.rate_windows where tenant_id = ${tenant.tenantId} and action = 'events:write'`
-  assert.deepEqual([...counts], [{ count: 21 }])
+  const counts = await database.sql<{ tenant_id: string; count: number }[]>`
+    select tenant_id, count::int from waybill.rate_windows where action = 'events:write'`
+  const countOf = ({ tenantId }: Tenant) => counts.find(({ tenant_id }) => tenant_id === tenantId)?.count
+  assert.deepEqual([tenant, other].map(countOf), [21, 1])
 })
 
 /** Publishing in this process; `watch` sees each statement before it goes to the database. */
@@ -292,10 +294,13 @@ test('a key whose event goes just before it is compared makes a new event, and t
     await database.sql`delete from waybill.deliveries where tenant_id = ${tenant.tenantId}`
     await database.sql`delete from waybill.events where tenant_id = ${tenant.tenantId}`
   })
-  const first = await publish(tenant, 'k', '{"n":1}')
-  const second = await publish(tenant, 'k', '{"n":1.0}')
+  // So large that a tenant has no two of them read at once.
+  const large = `{"text":"${'x'.repeat(600_000)}"}`
+  const first = await publish(tenant, 'k', large)
+  const second = await publish(tenant, 'k', `${large} `)
   assert.deepEqual([first.outcome, second.outcome, second.rate.count, gone], ['accepted', 'accepted', 2, 1])
   assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 2 })
+  assert.equal((await publish(tenant, 'k', large)).outcome, 'replayed', 'there is room for the next')
 })
 
 test('a request that is submitted again after its window has ended takes nothing off the count of the next', async () => {
@@ -311,6 +316,22 @@ test('a request that is submitted again after its window has ended takes nothing
   await database.sql`delete from waybill.deliveries where tenant_id = ${tenant.tenantId}`
   await database.sql`delete from waybill.events where tenant_id = ${tenant.tenantId}`
   assert.equal((await publish(tenant, 'k', '{"n":2}')).rate.count, 6)
+})
+
+test('a key whose event is gone is freed once, however late another that has found it so gets to that', async () => {
+  const tenant = await start()
+  const { promise: stored, resolve: store } = Promise.withResolvers<void>()
+  let freed = 0
+  const publish = publishHere(async (statement) => {
+    if (statement.includes('delete from waybill.idempotency_keys') && freed++ > 0) await stored
+  })
+  await publish(tenant, 'k', '{"n":1}')
+  await database.sql`delete from waybill.deliveries where tenant_id = ${tenant.tenantId}`
+  await database.sql`delete from waybill.events where tenant_id = ${tenant.tenantId}`
+  const both = ['{"n":2}', '{"n":2}'].map((payload) => publish(tenant, 'k', payload))
+  await Promise.race(both).finally(store)
+  const outcomes = (await Promise.all(both)).map(({ outcome }) => outcome)
+  assert.deepEqual([outcomes.sort(), freed], [['accepted', 'replayed'], 2])
 })
 
 test('the first event is read only for a request that may repeat it, and a tenant has no two large ones read at once', async () => {

@@ -116,6 +116,19 @@ suite('room', () => {
     await end('a1')
     assert.deepEqual(entered, ['a1', 'b1'])
   })
+
+  test('tells nobody of one that was let in before that', async (t) => {
+    t.mock.timers.enable({ apis: ['setTimeout'] })
+    const { hold, end, entered, wanted } = openRoom(200)
+    void hold('a1', 'a', 45)
+    void hold('b1', 'b', 10)
+    void hold('c1', 'c', 50)
+    await end('none')
+    await end('a1')
+    assert.deepEqual(entered, ['a1', 'b1', 'c1'])
+    t.mock.timers.tick(200)
+    assert.deepEqual(wanted, [])
+  })
 })
 
 suite('bodies that do not arrive', { concurrency: 3 }, () => {

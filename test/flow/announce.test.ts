@@ -4,6 +4,7 @@ import { setImmediate as turn } from 'node:timers/promises'
 import { DatabaseError } from 'pg'
 import { startAnnouncing } from '../../src/flow/announce.ts'
 import { createLog } from '../../src/log.ts'
+import { createDatabase, insertEndpoint } from '../support/database.ts'
 
 test('of announcements that take too long half as many are told at once, until that is quick again', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] })
@@ -22,4 +23,13 @@ test('of announcements that take too long half as many are told at once, until t
   }
   await turn()
   assert.deepEqual(asked, [100, 50, 25, 50, 100])
+})
+
+test('what a tenant is told goes to its own endpoints alone, whoever else asks to be told', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (const tenant of ['acme', 'zeta']) await insertEndpoint(sql, { tenant, types: ['endpoint.disabled'] })
+  await sql`select waybill.announce('acme', gen_random_uuid(), 'endpoint.disabled', '{}'), waybill.publish_announcements(100)`
+  const told = await sql`
+    select p.tenant_id from waybill.deliveries d left join waybill.endpoints p using (tenant_id, endpoint_id)`
+  assert.deepEqual([...told], [{ tenant_id: 'acme' }])
 })

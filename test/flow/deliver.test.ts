@@ -1,19 +1,21 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Outcome } from '../../src/egress/send.ts'
-import type { Claim } from '../../src/flow/claim.ts'
+import { type Claim, LAPSE_MS } from '../../src/flow/claim.ts'
 import { createDeliver } from '../../src/flow/deliver.ts'
 import { createLog } from '../../src/log.ts'
 import { signingKey } from '../../src/secrets.ts'
 
-/** Makes attempts that all fail, and notes their headers and how many seconds each retry is to wait at least. */
+/** Makes attempts that all fail, and notes their headers, which are too late, and how many seconds each retry is to wait at least. */
 function setUp(answer: Partial<Outcome> = {}) {
   const waits: number[] = []
   const sent: Record<string, string>[] = []
+  const late: (boolean | undefined)[] = []
   const deliver = createDeliver({
     sender: {
-      async send({ headers }) {
+      async send({ headers, isLate }) {
         sent.push(headers)
+        late.push(isLate?.())
         return {
           startedAt: performance.now(),
           durationMs: 1,
@@ -29,7 +31,8 @@ function setUp(answer: Partial<Outcome> = {}) {
       interrupt() {},
       async close() {},
     },
-    withPayload: (claim, work) => work(claim, '{}'),
+    // A copy from before the claim was last touched.
+    withPayload: (claim, work) => work({ ...claim, touchedAt: -Infinity }, '{}'),
     async record({ verdict }) {
       if (verdict.kind === 'failed') waits.push(verdict.notBeforeSeconds)
       return { settled: true, nextAttemptAt: null, held: false }
@@ -45,7 +48,7 @@ function setUp(answer: Partial<Outcome> = {}) {
     await Promise.all(Array.from({ length: count }, () => deliver(claimOf(tenantId), () => {})))
     return [...waits]
   }
-  return { deliver, fail, sent, waits }
+  return { deliver, fail, sent, late, waits }
 }
 
 const ID = '01932d6f-9a3c-7c41-8a52-6f1d0e6a9b10'
@@ -94,4 +97,11 @@ test('an attempt is signed with the time of the database’s clock, and a date i
   await deliver({ ...claimOf('acme'), clockOffsetMs: inAnHour - performance.now() }, () => {})
   assert.ok(Math.abs(Number(sent[0]?.['webhook-timestamp']) - inAnHour / 1000) < 10, sent[0]?.['webhook-timestamp'])
   assert.ok(waits[0]! > 50 && waits[0]! <= 60, `${waits[0]} s`)
+})
+
+test('a request is too late once its claim may have lapsed, as another worker may have sent it by then', async () => {
+  const { deliver, late } = setUp()
+  for (const ago of [0, LAPSE_MS + 1])
+    await deliver({ ...claimOf('acme'), touchedAt: performance.now() - ago }, () => {})
+  assert.deepEqual(late, [false, true])
 })

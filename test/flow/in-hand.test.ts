@@ -103,6 +103,7 @@ test('what cannot be put away is let go of, so that it lapses, and stops nobody'
   const claim = claimOf('one')
   for (const putAway of [
     () => assert.rejects(inHand.hold([claim], { counted: true }), TypeError),
+    () => assert.rejects(inHand.postpone([claim as Claim], 1), TypeError),
     () => inHand.handBack([claim as Claim]),
   ]) {
     inHand.take(claim, () => () => {})
@@ -134,5 +135,6 @@ test('attempts that miss their time slots at the same moment are held together',
   await Promise.all(send.map((claim) => putOff(claim, new Outdated())))
   assert.equal((await sql`select from waybill.deliveries where held`).length, 3)
   assert.equal(asked, 1)
+  assert.deepEqual([...(await sql`select count::int from waybill.usage where metric = 'attempts'`)], [{ count: 0 }])
   await assertBooks(sql)
 })
