@@ -4,10 +4,10 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { isGone } from './db/errors.ts'
 import { type Db, openDb, type Pool } from './db/open.ts'
 import { retried } from './db/retried.ts'
-import { makePartitions } from './flow/partitions.ts'
 import type { Log } from './log.ts'
 import { DEAD_LETTERS, DELIVERIES, type QueueSettings } from './queue.ts'
 import { installQueue } from './queue-install.ts'
+import { makePartitions } from './upkeep/partitions.ts'
 import { VERSION } from './version.ts'
 
 const MIGRATIONS = new URL('../sql/', import.meta.url)

@@ -3,8 +3,8 @@ import { once } from 'node:events'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Worker } from 'node:worker_threads'
-import { listen } from '../src/http/listen.ts'
 import type { App } from '../src/http/route.ts'
+import { listen } from '../src/http/server/listen.ts'
 
 /** A client on a thread of its own: asks at once, and again over the same connection when it is told to. */
 const CLIENT = `

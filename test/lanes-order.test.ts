@@ -121,7 +121,7 @@ suite('pace and order', { concurrency: 3 }, () => {
       if (what === 'ordered') await sql`update waybill.endpoints set ordered = true`
       else await sql`update waybill.endpoint_stats set breaker = 'open', failure_streak = 9, next_probe_at = now()`
       await sql`update waybill.endpoint_stats set next_slot = now() + interval '1 day'`
-      // A worker would have it mended sooner or later (flow/clock-set-back.ts).
+      // A worker would have it mended sooner or later (upkeep/clock-set-back.ts).
       await sql`select from waybill.release_held(array[${tenant.tenantId}], array[${endpoint_id}]::uuid[], array[0], array[9], '1 minute')`
       const soon = await sql`
         select from pgboss.job where name = 'deliveries' and to_timestamp((data ->> 'slot')::float8 / 1000) < now() + interval '5 seconds'`

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { startSweep } from '../src/flow/sweep.ts'
 import { createLog } from '../src/log.ts'
+import { startSweep } from '../src/upkeep/sweep.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { startService, startTenant } from './support/service.ts'

@@ -155,7 +155,7 @@ begin
     select ctid from waybill.claim_marks where since not between clock_timestamp() - interval '3 seconds' and clock_timestamp() for update skip locked);
 end $$;
 
--- How an endpoint has done lately, for a worker to know whom to leave slots (flow/lanes.ts).
+-- How an endpoint has done lately, for a worker to know whom to leave slots (flow/lanes/lanes.ts).
 create or replace function waybill.standing(failure_streak int, last_success_at timestamptz) returns text language sql stable as $$
   select case when failure_streak > 0 then 'failing' when last_success_at > now() - interval '30 seconds' then 'good' else 'unsure' end
 $$;

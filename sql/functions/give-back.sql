@@ -14,7 +14,7 @@ declare
 begin
   with given as (
     -- started_on decides whether pg-boss's next fetch counts a retry. What is due later has the state of retries and the time of now,
-    -- or it would be taken for due before the database's clock was set back (flow/clock-set-back.ts).
+    -- or it would be taken for due before the database's clock was set back (upkeep/clock-set-back.ts).
     update pgboss.job j set state = case when due is null then 'created' else 'retry' end::pgboss.job_state, started_on = null,
       heartbeat_on = case when due is not null then now() end, start_after = coalesce(due, j.start_after),
       priority = case when due is null then waybill.place_again(j.priority) else waybill.retry_priority(due) end

@@ -66,7 +66,7 @@ export function openDb(
     jit: 'off',
     // A tenant's list or sum takes one process of the server, not three: publishing shares its cores.
     max_parallel_workers_per_gather: 0,
-    // What goes through a table in the order of its pages (flow/prune.ts) is not to begin in the middle, where another scan has got to.
+    // What goes through a table in the order of its pages (upkeep/prune.ts) is not to begin in the middle, where another scan has got to.
     synchronize_seqscans: 'off',
     statement_timeout: patienceMs,
     idle_in_transaction_session_timeout: patienceMs && SILENT_MS,

@@ -4,7 +4,7 @@ import { createTurns, until } from '../pacing.ts'
 import { type Claim, hasMissed, Outdated } from './claim.ts'
 import type { createDeliver } from './deliver.ts'
 import type { InHand } from './in-hand.ts'
-import type { Lanes } from './lanes.ts'
+import type { Lanes } from './lanes/lanes.ts'
 
 /** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
 const STARTS_A_TURN = 5

@@ -46,7 +46,7 @@ export type Claim = {
   touchedAt: number
   /** How this process has it in hand (flow/in-hand.ts); null once it has let go. */
   hand: Hand | null
-  /** Its place among the attempts under way (flow/lanes.ts); else null. */
+  /** Its place among the attempts under way (flow/lanes/lanes.ts); else null. */
   underWay: Place<UnderWay> | null
 }
 

@@ -5,7 +5,7 @@ import type { createClaim } from './claim-due.ts'
 import type { Fetch } from './dispatch.ts'
 import { dropClaims } from './give-back.ts'
 import type { InHand } from './in-hand.ts'
-import type { Lanes } from './lanes.ts'
+import type { Lanes } from './lanes/lanes.ts'
 import { createSpread, PER_SECOND } from './spread.ts'
 
 /** How many pieces of work that put claims away may be under way when more is claimed. */

@@ -2,7 +2,7 @@ import type { Pool } from '../db/open.ts'
 import { retried } from '../db/retried.ts'
 import type { Log } from '../log.ts'
 import type { Standing } from './claim.ts'
-import type { Lanes } from './lanes.ts'
+import type { Lanes } from './lanes/lanes.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createPortion } from './portion.ts'
 

@@ -3,8 +3,8 @@ import type { Context } from 'hono'
 import { isTooSlow } from '../db/errors.ts'
 import { type Fragment, fragment, join } from '../db/statement.ts'
 import { AppError } from '../errors.ts'
-import { readDays } from '../flow/partitions.ts'
 import { firstId } from '../ids.ts'
+import { readDays } from '../upkeep/partitions.ts'
 import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
 import {
@@ -90,12 +90,10 @@ const attempt = z
       .string()
       .nullable()
       .openapi({ description: 'At most 16 KiB; null when there was no response.', example: 'try later' }),
-    response_truncated: z
-      .boolean()
-      .openapi({
-        description: 'The body was longer than what is kept, did not end, or was not written as HTTP asks.',
-        example: false,
-      }),
+    response_truncated: z.boolean().openapi({
+      description: 'The body was longer than what is kept, did not end, or was not written as HTTP asks.',
+      example: false,
+    }),
     duration_ms: z.int().openapi({
       description: 'From the start to the end of the answer, the failure or the time limit.',
       example: 87,

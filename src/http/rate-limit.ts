@@ -13,7 +13,7 @@ export function createRateLimit(counter: RateCounter, { windowSeconds, limits }:
   /** Sets the X-RateLimit headers; throws `rate limit exceeded` when the place is beyond the limit. */
   function apply(c: Context<Env>, tenant: Tenant, action: RateAction, place: RatePlace): void {
     if (place.limit === 0) return
-    // At most a window: one that begins tomorrow, because the database's clock was ahead, is soon dropped (flow/clock-set-back.ts).
+    // At most a window: one that begins tomorrow, because the database's clock was ahead, is soon dropped (upkeep/clock-set-back.ts).
     const secondsLeft = Math.max(1, Math.min(windowSeconds, place.secondsLeft))
     const { outgoing } = c.env
     outgoing.headers['x-ratelimit-limit'] = place.limit

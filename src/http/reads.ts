@@ -25,7 +25,7 @@ const UNREAD_WAIT_MS = 400
  * Reads from `pool`. Two things bound them, and a tenant gets at most half of what the others leave of each. Turns: `most` run at
  * once, so that publishing, authentication, limits and recording always have connections. Bytes: an answer takes room until the
  * client has read it or its connection is gone. A turn ends only when its answer has room, so at most as many answers are without
- * room as there are turns. Answers that nobody reads are cut off (http/unread.ts).
+ * room as there are turns. Answers that nobody reads are cut off (http/server/unread.ts).
  */
 export function createReads(pool: Pool, most: number): Reads {
   const turns = createRequestRoom(most)

@@ -1,7 +1,7 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Pool } from '../db/open.ts'
-import { runRetention } from '../flow/retention.ts'
 import type { Log } from '../log.ts'
+import { runRetention } from '../upkeep/retention.ts'
 import { startDeadline } from './deadline.ts'
 import { ADMIN_ERRORS, BODY_ERRORS, errorAnswers } from './error-answers.ts'
 import type { Mount } from './route.ts'

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Claim } from '../../src/flow/claim.ts'
-import { createLanes } from '../../src/flow/lanes.ts'
+import { createLanes } from '../../src/flow/lanes/lanes.ts'
 
 const SLOTS = 200
 const EVENTS = 4

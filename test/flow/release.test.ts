@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
 import type { Pool } from '../../src/db/open.ts'
-import { createLanes, type Lanes } from '../../src/flow/lanes.ts'
+import { createLanes, type Lanes } from '../../src/flow/lanes/lanes.ts'
 import { startReleaser } from '../../src/flow/release.ts'
 import { createLog } from '../../src/log.ts'
 import { cleanUp } from '../support/cleanup.ts'

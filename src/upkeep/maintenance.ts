@@ -1,10 +1,10 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { PgBoss } from 'pg-boss'
-import { PATIENCE_MS, type Pool } from './db/open.ts'
-import { foldCounts } from './flow/fold-counts.ts'
-import { makePartitions } from './flow/partitions.ts'
-import { runRetention } from './flow/retention.ts'
-import type { Log } from './log.ts'
+import { PATIENCE_MS, type Pool } from '../db/open.ts'
+import type { Log } from '../log.ts'
+import { foldCounts } from './fold-counts.ts'
+import { makePartitions } from './partitions.ts'
+import { runRetention } from './retention.ts'
 
 /** A missed run does no harm: partitions are made a week ahead. */
 const PARTITIONS_CRON = '7 * * * *'

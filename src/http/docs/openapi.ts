@@ -1,10 +1,10 @@
-import { ERRORS } from '../errors.ts'
-import { VERSION } from '../version.ts'
-import { ERROR_BODIES, ERROR_EXAMPLES } from './error-answers.ts'
+import { ERRORS } from '../../errors.ts'
+import { VERSION } from '../../version.ts'
+import { ERROR_BODIES, ERROR_EXAMPLES } from '../error-answers.ts'
+import type { App } from '../route.ts'
 import { exampleOf, type Schema, withChanges } from './openapi-example.ts'
 import { guide, TAGS } from './openapi-guide.ts'
 import { registerWebhook } from './openapi-webhook.ts'
-import type { App } from './route.ts'
 
 const header = (type: 'string' | 'integer', description: string, example: string | number) => ({
   description,

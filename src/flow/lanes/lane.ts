@@ -1,5 +1,5 @@
-import { Line, type Place } from '../line.ts'
-import type { Claim, Standing, UnderWay } from './claim.ts'
+import { Line, type Place } from '../../line.ts'
+import type { Claim, Standing, UnderWay } from '../claim.ts'
 import { countOf, inPatience, isOver, newPace, noteFinished, PATIENCE_MS, type Pace, WINDOW_MS } from './pace.ts'
 
 /** A claim that has waited this many times as long is held, whatever was expected. */

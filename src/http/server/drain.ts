@@ -1,7 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import { Server as NetServer, type Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
-import { setLate } from '../pacing.ts'
+import { setLate } from '../../pacing.ts'
 
 /** How long connections without a request stay once the service stops: for requests that are on their way already. */
 const LEAVE_MS = 1000
@@ -10,7 +10,7 @@ const ARRIVING_MS = 3000
 
 /**
  * `last`: the request that came last, until it has arrived and is answered. `unanswered`: what begins each request whose answer is
- * not handed to the system yet. `ahead`: the weight (see http/listen.ts) of those that wait for others to be answered. `read`: how many
+ * not handed to the system yet. `ahead`: the weight (see http/server/listen.ts) of those that wait for others to be answered. `read`: how many
  * bytes had come when the last answer was.
  */
 export type Connection = { last: IncomingMessage | undefined; unanswered: (() => void)[]; ahead: number; read: number }

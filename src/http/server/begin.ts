@@ -1,5 +1,5 @@
 import type { IncomingMessage } from 'node:http'
-import { limitPerTurn } from '../pacing.ts'
+import { limitPerTurn } from '../../pacing.ts'
 
 /**
  * How many requests begin in one turn of the event loop. Each turn takes one new connection, and no more (libuv): if it began all

@@ -3,14 +3,14 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import type { AddressInfo, Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { getRequestListener, RequestError } from '@hono/node-server'
-import { Answer, requestIdOf } from './answer.ts'
+import { Answer, requestIdOf } from '../answer.ts'
+import type { App } from '../route.ts'
 import { createBeginner } from './begin.ts'
 import { cutOff } from './cut-off.ts'
 import { type Connection, type Connections, drain, isIdle, newConnection, type State } from './drain.ts'
 import { limitClients } from './limit-clients.ts'
 import { lingerForRequest } from './linger.ts'
 import { refusal } from './refusal.ts'
-import type { App } from './route.ts'
 import { cutUnread } from './unread.ts'
 
 /** `close`: see `drain`. */

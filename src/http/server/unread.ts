@@ -1,5 +1,5 @@
 import type { Socket } from 'node:net'
-import { createWatch } from '../watch.ts'
+import { createWatch } from '../../watch.ts'
 
 /** An answer of which nothing is read for this long is dropped, with its connection: others wait for its memory. */
 const UNREAD_MS = 30_000

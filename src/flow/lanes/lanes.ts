@@ -1,4 +1,4 @@
-import { type Claim, linesUp, type Standing } from './claim.ts'
+import { type Claim, linesUp, type Standing } from '../claim.ts'
 import {
   arriving,
   begin,
@@ -33,9 +33,9 @@ export type Lanes = ReturnType<typeof createLanes>
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave; three
  *   quarters if they come at once and the worker goes on finishing attempts. All of its endpoints get at most seven eighths
  *   of the slots, those that are not well three quarters; the last slots are for tenants that have hardly any
- *   (flow/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns (flow/slot-turns.ts).
+ *   (flow/lanes/stuck-slots.ts). Where a tenant has all that it may have, its endpoints take turns (flow/lanes/slot-turns.ts).
  * - Should those of hundreds of tenants hang at once, there is no such room. Then endpoints that are not well may take but a part
- *   of the slots (flow/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more, but for
+ *   of the slots (flow/lanes/stuck-slots.ts), and the rest is for those that are. What is released for them never takes more, but for
  *   half as many more that come when nobody expects them any longer.
  * - A claim waits here only if its endpoint is fast enough to start it soon. Otherwise it is held, so that a slow endpoint
  *   fills neither slots nor memory.
@@ -140,7 +140,7 @@ export function createLanes({
       return next
     },
 
-    /** How many first attempts are worth claiming at once (flow/refusals.ts): more would find no room. */
+    /** How many first attempts are worth claiming at once (flow/lanes/refusals.ts): more would find no room. */
     worthClaiming: (): number => refusals.worthClaiming(clock()),
 
     /** The waiting claims that start now in slots that other tenants have left: those for which they wait may be left much later. */

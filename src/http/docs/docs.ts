@@ -3,9 +3,9 @@ import { createRequire } from 'node:module'
 import { promisify } from 'node:util'
 import { gzip } from 'node:zlib'
 import { createRoute, z } from '@hono/zod-openapi'
-import { AppError } from '../errors.ts'
+import { AppError } from '../../errors.ts'
+import type { App, Mount } from '../route.ts'
 import { type DocumentOptions, openApiDocument } from './openapi.ts'
-import type { App, Mount } from './route.ts'
 
 /** Everything comes from this service: scripts and styles from its own files, no inline script, nothing from elsewhere. */
 const PAGE_POLICY = [

@@ -1,4 +1,4 @@
-import { errorTable } from './error-answers.ts'
+import { errorTable } from '../error-answers.ts'
 
 export const TAGS = [
   { name: 'Events', description: 'Publishing, and reading what was published.' },

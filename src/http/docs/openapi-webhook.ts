@@ -1,5 +1,5 @@
 import { type OpenAPIHono, z } from '@hono/zod-openapi'
-import { eventType, id, payload, timestamp } from './schemas.ts'
+import { eventType, id, payload, timestamp } from '../schemas.ts'
 
 const body = z
   .object({

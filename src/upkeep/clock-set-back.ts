@@ -1,8 +1,8 @@
 import type { Pool } from '../db/open.ts'
+import { clockOf, followClock } from '../flow/database-clock.ts'
+import { createThoroughness } from '../flow/thorough.ts'
+import { MAX_RETRY_AFTER_SECONDS } from '../flow/verdict.ts'
 import { DEAD_LETTERS, DELIVERIES } from '../queue.ts'
-import { clockOf, followClock } from './database-clock.ts'
-import { createThoroughness } from './thorough.ts'
-import { MAX_RETRY_AFTER_SECONDS } from './verdict.ts'
 
 /** How far the database's clock must have gone back for jobs to be looked at. */
 const SET_BACK_MS = 3000

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Db } from '../../src/db/open.ts'
-import { foldCounts } from '../../src/flow/fold-counts.ts'
+import { foldCounts } from '../../src/upkeep/fold-counts.ts'
 import { createDatabase, waitingForLocks } from '../support/database.ts'
 import { settled } from '../support/deliveries.ts'
 import { startReceiver } from '../support/receiver.ts'

@@ -1,4 +1,4 @@
-import type { Claim, Standing } from './claim.ts'
+import type { Claim, Standing } from '../claim.ts'
 import { busyIn, inTime, isFresh, type Lane, paceOf, stuckIn, taken } from './lane.ts'
 import { inPatience } from './pace.ts'
 import type { createSlotTurns } from './slot-turns.ts'

@@ -1,7 +1,7 @@
 import { STATUS_CODES } from 'node:http'
 import type { Duplex } from 'node:stream'
-import { AppError } from '../errors.ts'
-import { errorBody, requestIdOf, SECURITY_HEADERS } from './answer.ts'
+import { AppError } from '../../errors.ts'
+import { errorBody, requestIdOf, SECURITY_HEADERS } from '../answer.ts'
 
 /** How long a client has to read the answer to something that was not a request. */
 const LINGER_MS = 2000

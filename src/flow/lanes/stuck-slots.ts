@@ -1,4 +1,4 @@
-import type { Standing } from './claim.ts'
+import type { Standing } from '../claim.ts'
 import { arriving, busyIn, keptSlots, type Lane, paceOf, taken as slotsOf, stuckIn } from './lane.ts'
 import { inPatience, newPace, noteFinished, PATIENCE_MS } from './pace.ts'
 

@@ -1,5 +1,5 @@
-import { Line } from '../line.ts'
-import type { Standing } from './claim.ts'
+import { Line } from '../../line.ts'
+import type { Standing } from '../claim.ts'
 import { type Lane, paceOf } from './lane.ts'
 
 /** For which endpoints there is a slot. */

@@ -1,4 +1,4 @@
-import type { Claim } from './claim.ts'
+import type { Claim } from '../claim.ts'
 import type { Lane } from './lane.ts'
 import { inPatience, newPace, noteFinished } from './pace.ts'
 import type { createSlotTurns } from './slot-turns.ts'

@@ -1,9 +1,9 @@
 import type { Pool } from '../db/open.ts'
+import { type Loop, startLoop } from '../flow/loop.ts'
+import { replayLeftOver } from '../flow/replay.ts'
 import type { Log } from '../log.ts'
 import { DELIVERIES } from '../queue.ts'
 import { createClockMender } from './clock-set-back.ts'
-import { type Loop, startLoop } from './loop.ts'
-import { replayLeftOver } from './replay.ts'
 
 const SWEEP_MS = 20_000
 /** A delivery that changed a moment ago may be in the middle of a step; one due and unchanged for this long is not. */
