@@ -13,7 +13,7 @@ type Room = {
 type RunOptions = {
   /** If it aborts while the work waits, `run` throws its reason. */
   signal?: AbortSignal
-  /** Called while the work is inside, when one of another tenant has waited for half of the time that it may wait. */
+  /** Called while the work is inside, when one of another tenant has waited for room for half of the time that it may. */
   onWanted?: () => void
 }
 
@@ -91,6 +91,8 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
       const interrupt = () => giveUp(signal?.reason)
       const timer = setTimeout(() => giveUp(line.refusal()), line.maxWaitMs)
       const half = setTimeout(() => {
+        // One that waits for its tenant's others to leave wants nothing of anybody else.
+        if (!hasShare(tenantId, amount)) return
         for (const other of inside) if (other.tenantId !== tenantId) other.onWanted()
       }, line.maxWaitMs / 2)
       signal?.addEventListener('abort', interrupt)

@@ -105,16 +105,23 @@ suite('room', () => {
     await assert.rejects(impatient.hold('second', 'b', 50), /refused/)
   })
 
-  test('tells those inside when another tenant has waited for half of its time', async () => {
+  test('tells those inside when another tenant has waited for room for half of its time', async () => {
     const { hold, end, entered, wanted } = openRoom(200)
-    void hold('a1', 'a', 50)
+    void hold('a1', 'a', 40)
+    void hold('c1', 'c', 10)
     await assert.rejects(hold('a2', 'a', 50), /refused/)
-    assert.deepEqual(wanted, [])
+    assert.deepEqual(wanted, [], 'it waited for its share')
     void hold('b1', 'b', 60)
     await waitFor(() => wanted.length > 0)
-    assert.deepEqual([entered, wanted], [['a1'], ['a1']])
+    assert.deepEqual(
+      [entered, wanted],
+      [
+        ['a1', 'c1'],
+        ['a1', 'c1'],
+      ],
+    )
     await end('a1')
-    assert.deepEqual(entered, ['a1', 'b1'])
+    assert.deepEqual(entered, ['a1', 'c1', 'b1'])
   })
 
   test('tells nobody of one that was let in before that', async (t) => {
