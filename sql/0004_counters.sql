@@ -55,7 +55,7 @@ create table waybill.endpoint_stats (
   dead_lettered bigint not null default 0,
   -- How many of the pending and retrying ones are held.
   held bigint not null default 0,
-  -- Where the endpoint stands in fair order (waybill.queue_clock): the tag of its last queued delivery.
+  -- Where the endpoint stands in fair order (waybill.queue_clock): where the step of its next delivery begins.
   tag float8 not null default 0,
   -- The last 20, newest first; null for no response.
   recent_status_codes smallint[] not null default '{}',
@@ -78,8 +78,9 @@ create table waybill.endpoint_stats (
 ) with (fillfactor = 50);
 create index endpoint_stats_held on waybill.endpoint_stats (tenant_id, endpoint_id) where held > 0;
 
--- Fair order between endpoints, as start-time fair queueing has it: each queued delivery gets a tag one step behind the
--- endpoint's last one, but never before the clock, which shows the tag of what was claimed last. A job's priority is its
--- tag, negated; so an endpoint with a million waiting deliveries and one with a single one take turns.
+-- Fair order between tenants, as start-time fair queueing has it: each queued delivery gets a tag a step behind its endpoint's last
+-- one, but never before the clock, which shows the tag of what was claimed last. The more of its tenant's endpoints have some waiting,
+-- the longer the step (waybill.turn_step). A job's priority is its tag, negated; so a tenant with a million waiting deliveries and
+-- one with a single one take turns.
 create table waybill.queue_clock (tag float8 not null);
 insert into waybill.queue_clock values (0);

@@ -7,7 +7,7 @@ import { dirname, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { z } from 'zod'
 import { ConfigError } from './config.ts'
-import { claim, read, stopLeftover } from './left-behind.ts'
+import { read, stopLeftover, takeOver } from './left-behind.ts'
 import type { Log } from './log.ts'
 
 const DIRECTORY = '.waybill'
@@ -31,7 +31,7 @@ export async function startEmbedded(log: Log, started: (stop: () => Promise<void
   const EmbeddedPostgres = await loadPackage()
   await mkdir(DIRECTORY, { recursive: true })
   const ownerFile = resolve(DIRECTORY, 'owner.pid')
-  await claim(ownerFile)
+  await takeOver(ownerFile)
   const databaseDir = resolve(DIRECTORY, DATA)
   await stopLeftover(databaseDir)
   const isMade = (await read(resolve(databaseDir, 'PG_VERSION'))) !== null

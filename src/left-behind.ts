@@ -7,7 +7,7 @@ import { promisify } from 'node:util'
 // What a killed run may have left behind: the name of a process in a file, and a Postgres that still runs.
 
 /** Notes in `file` that it is this process's. Throws if another one has, and is alive. */
-export async function claim(file: string): Promise<void> {
+export async function takeOver(file: string): Promise<void> {
   const known = (await read(file)) ?? ''
   const owner = Number.parseInt(known, 10)
   if (owner !== process.pid && (await isAlive(owner)) && [String(owner), await nameOf(owner)].includes(known)) {

@@ -16,7 +16,7 @@ const VALUES = /\$\d+ = |^JSON data|^Failing row/m
 const LAST_MS = 5000
 const STUCK_MS = 500
 const AGAIN_MS = 5
-/** What a wait waits for that nobody ends. */
+/** What `Atomics.wait` waits on, only to let time pass: nobody notifies it. */
 const NOBODY = new Int32Array(new SharedArrayBuffer(4))
 
 /**

@@ -6,11 +6,11 @@ import { readDatabaseUrl } from './db/url.ts'
 import type { Log } from './log.ts'
 
 /**
- * One job per live delivery, with the delivery's id, so that a delivery can never be queued twice; or one for several that were
- * published or released together (sql/functions/bundles.sql).
+ * One job per delivery that is due or waits for a retry, with the delivery's id, so that a delivery can never be queued twice; none
+ * while it is held; or one for several that were published or released together (sql/functions/bundles.sql).
  */
 export const DELIVERIES = 'deliveries'
-/** Deliveries that were given up on, until the dead-letter worker has marked them. */
+/** Deliveries that were given up on, until the dead-letter worker has announced them and, if they lost their worker, marked them. */
 export const DEAD_LETTERS = 'dead_letters'
 
 /** What a job carries. */

@@ -131,7 +131,8 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
 
 /**
  * Room for requests: a short wait costs a client less than an error, so a thousand may wait, for a second; more would wait in vain and
- * are refused with `service overloaded`. While a request waits, its body is not read from the socket, so that its sender waits as well.
+ * are refused with `service overloaded`. While a request waits, no more of its body is read than the 128 KiB that
+ * Node takes unasked (http/body.ts), so that its sender waits as well.
  */
 export const createRequestRoom = (size: number, { maxWaiting = 1000, maxWaitMs = 1000 } = {}): Room =>
   createRoom(size, { maxWaiting, maxWaitMs, refusal: () => new AppError('overloaded') })

@@ -191,7 +191,7 @@ test('a repeated publish that is stored in one batch with what is held makes no 
     const results = await Promise.all([publishOne(tenant, other, '{"n":2}'), publishOne(tenant, 'k', '{"n":1}')])
     assert.deepEqual(
       results.map((result) => result.outcome),
-      ['accepted', 'replayed'],
+      ['accepted', 'repeated'],
     )
   }
   assert.deepEqual(await eventsOf(tenant), { events: 3, deliveries: 3, jobs: 0 })
@@ -210,7 +210,7 @@ test('requests of one batch have places of their own in their tenant’s rate wi
     [
       ['accepted', 1],
       ['accepted', 2],
-      ['replayed', 3],
+      ['repeated', 3],
       ['accepted', 4],
     ],
   )
@@ -300,7 +300,7 @@ test('a key whose event goes just before it is compared makes a new event, and t
   const second = await publish(tenant, 'k', `${large} `)
   assert.deepEqual([first.outcome, second.outcome, second.rate.count, gone], ['accepted', 'accepted', 2, 1])
   assert.deepEqual(await eventsOf(tenant), { events: 1, deliveries: 1, jobs: 2 })
-  assert.equal((await publish(tenant, 'k', large)).outcome, 'replayed', 'there is room for the next')
+  assert.equal((await publish(tenant, 'k', large)).outcome, 'repeated', 'there is room for the next')
 })
 
 test('a request that is submitted again after its window has ended takes nothing off the count of the next', async () => {
@@ -331,7 +331,7 @@ test('a key whose event is gone is freed once, however late another that has fou
   const both = ['{"n":2}', '{"n":2}'].map((payload) => publish(tenant, 'k', payload))
   await Promise.race(both).finally(store)
   const outcomes = (await Promise.all(both)).map(({ outcome }) => outcome)
-  assert.deepEqual([outcomes.sort(), freed], [['accepted', 'replayed'], 2])
+  assert.deepEqual([outcomes.sort(), freed], [['accepted', 'repeated'], 2])
 })
 
 test('the first event is read only for a request that may repeat it, and a tenant has no two large ones read at once', async () => {
@@ -345,7 +345,7 @@ test('the first event is read only for a request that may repeat it, and a tenan
   })
   const large = `{"text":"${'x'.repeat(600_000)}"}`
   for (const one of [tenant, other]) await publish(one, 'k', large)
-  assert.equal((await publish(tenant, 'k', large)).outcome, 'replayed')
+  assert.equal((await publish(tenant, 'k', large)).outcome, 'repeated')
   assert.equal((await publish(tenant, 'k', '{}', 'order.paid')).outcome, 'key_reused')
   assert.equal(loads, 0)
   const answers = Promise.all([
@@ -359,7 +359,7 @@ test('the first event is read only for a request that may repeat it, and a tenan
   assert.equal(loads, 2)
   open()
   const outcomes = (await answers).map(({ outcome }) => outcome)
-  assert.deepEqual(outcomes, ['replayed', 'key_reused', 'key_reused', 'key_reused', 'replayed'])
+  assert.deepEqual(outcomes, ['repeated', 'key_reused', 'key_reused', 'key_reused', 'repeated'])
   assert.equal(loads, 5)
 })
 

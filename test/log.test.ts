@@ -211,7 +211,7 @@ test('for each publish that is accepted a line of the log has its ids, its size,
   for (const [index, request_id] of ['first', 'second'].entries()) {
     const { text, time, level, msg, ...told } = lines()[index]!
     const ids = { request_id, tenant_id: tenant.tenantId, event_id }
-    assert.deepEqual(told, { ...ids, event_type: 'a.b', payload_bytes: 11, delivery_count: 1, replayed: index === 1 })
+    assert.deepEqual(told, { ...ids, event_type: 'a.b', payload_bytes: 11, delivery_count: 1, repeated: index === 1 })
   }
 })
 

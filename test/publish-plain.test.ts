@@ -386,6 +386,6 @@ test('after an event is repeated with its idempotency key, the next ones are tri
   const outcomes = []
   for (const idempotencyKey of ['one', 'one', 'two', 'three'])
     outcomes.push((await publish({ tenantId: 'acme', event: { type: 'a', payload: '{}', idempotencyKey } })).outcome)
-  assert.deepEqual(outcomes, ['accepted', 'replayed', 'accepted', 'accepted'])
+  assert.deepEqual(outcomes, ['accepted', 'repeated', 'accepted', 'accepted'])
   assert.equal(await asked(), 4)
 })

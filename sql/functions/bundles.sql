@@ -14,7 +14,7 @@ create or replace function waybill.new_bundle_id(first_delivery uuid) returns uu
 $$;
 
 -- How many of the due jobs, from priority `top` down to `bottom`, together hold at most `most` deliveries, but always one job if
--- any is due; and whether more are due than these. In the order of the index, as they are fetched.
+-- any is due; and whether more may be due than these. In the order of the index, as they are fetched.
 create or replace function waybill.fit_jobs(bottom int, top int, most int, out jobs int, out more boolean) language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 as $$

@@ -4,7 +4,7 @@
 -- is taken off the count when that is recorded. `sendable` is not true where the endpoint takes nothing now, and `standing`
 -- is what is known of it (waybill.standing); status is null where the delivery is gone, or no longer in its bundle. `bundle`
 -- is the job that a delivery shares, null if it has its own; `probed` is true where the endpoint's breaker is not closed. `leads`
--- marks the first delivery of each endpoint, and `more` tells whether further ones are due. Of the tenants `crowding`, only those whose
+-- marks the first delivery of each endpoint, and `more` tells whether further ones may be due. Of the tenants `crowding`, only those whose
 -- endpoint is well or takes a few at a time may start; the others are given back at once, and not counted (within_quota is null): as
 -- they come again all the time, their month would seem to be used up too early.
 --

@@ -1,4 +1,4 @@
--- Puts away claims that are not to be sent now. Both ways list the ids of the jobs and are planned anew each time: otherwise a
+-- Puts away claims that are not to be sent now. Both ways list the ids that they look for and are planned anew each time: otherwise a
 -- planner that knows nothing of the queue yet, or believes it short, would go through all of it for each batch, just when an
 -- outage has made it long.
 

@@ -10,7 +10,8 @@
 --                     else original_type and original_payload are for comparing as JSON
 --   try_again         the event that had its key is gone (refused in this batch, or removed by retention), or the full window
 --                     that it met has ended: publish it again
---   rate_limited, fanout, monthly_events, monthly_attempts    refused; details say why
+--   rate_limited      refused: the last columns say why
+--   fanout, monthly_events, monthly_attempts    refused; details say why
 -- The last columns are where the request stands in its rate window (a rate_limit of 0 means there is none); window_left is in
 -- seconds.
 --

@@ -21,8 +21,7 @@ const GRACE_MS = 500
 const ENDS = /^($|08|57P|25P0[34]|25006)/
 /** If one of these fails, as when it is cancelled, the connection may still be in its transaction. */
 const ENDINGS = ['commit', 'rollback']
-/** The database, or the role, has no connection left to give. */
-/** For how long a pool then makes do with the connections that it has. */
+/** For how long a pool makes do with the connections that it has, once the database, or the role, has no more to give. */
 const FULL_MS = 1000
 
 /**

@@ -18,7 +18,7 @@ export type Db = {
 export type Pool = Db & {
   /** Runs `work` in a transaction: commits what it has done, or rolls it back if it throws. */
   begin<Result>(work: (sql: Db) => Promise<Result>): Promise<Result>
-  /** Listens to a channel (db/listening.ts). */
+  /** Listens to a channel, on a connection of its own (db/listening.ts). */
   listen: ReturnType<typeof createListening>['listen']
   /** Closes all connections: those in use as soon as they are free, but after `timeoutMs` (5 seconds) at the latest. */
   end(timeoutMs?: number): Promise<void>
@@ -35,7 +35,7 @@ const SILENT_MS = 2000
 const CONNECT_MS = 5000
 
 /**
- * Opens a pool of at most `max` connections; nothing connects before the first query. Plans are made for the values at
+ * Opens a pool of at most `max` connections, and one more if it listens; nothing connects before the first query. Plans are made for the values at
  * hand (`force_custom_plan`): ids are bounds on partitions, and a generic plan would open every day there is.
  *
  * A statement that takes longer than `patienceMs` is cancelled by the database, and one that is not answered at all ends its

@@ -31,7 +31,7 @@ const MAX_READ_BYTES = 128 * 1024
  * after the system has taken it, when the answer may be there already.
  */
 const MAX_UNSENT_BYTES = 64 * 1024
-/** How often connections are looked at for that. */
+/** How often connections are looked at for having brought more than MAX_READ_BYTES. */
 const LOOK_MS = 50
 /** How many TLS session tickets a connection may bring. Servers send one to four; each takes time from other attempts. */
 const MAX_TICKETS = 32

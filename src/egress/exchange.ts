@@ -8,7 +8,7 @@ import { type AttemptError, ConnectError, type Failure } from './failure.ts'
  * request.
  */
 const CLOSE_RACE_MS = 1000
-/** Like what is left of the last answer, this is no answer to the request. */
+/** A 408 that crossed with the request. Like what is left of the last answer, it is no answer to this one. */
 export const IDLE_ANSWER = new Error('the receiver had waited too long for a request')
 /** How many 1xx may precede a response. More can only be meant to do harm: each takes time from other attempts. */
 const MAX_ANNOUNCEMENTS = 32

@@ -15,7 +15,7 @@ export const SHUTTING_DOWN = new Error('the worker is shutting down')
 type Attempts = {
   /** Attempts a claim, which then has a slot, and, as soon as its request is over, the next one that waits for that. */
   start(claim: Claim): void
-  /** From now on nothing follows on what ends. */
+  /** From now on no waiting claim takes the slot of one that ends. */
   startNoMore(): void
   /** What is under way, or remains to be recorded or put away. None of these rejects. */
   all: Line<Promise<void>>

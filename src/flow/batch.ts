@@ -11,7 +11,8 @@ const PAUSE_MS = 4
  * Natural batches: whatever arrived while the last batch ran is the next batch; a lone item is a batch of one. Nothing waits for
  * a timer, unless the database is busy with other processes' batches: then fewer and larger ones get everybody through sooner.
  *
- * `run` gets 1 to `max` items, fewer after a batch that took the database too long, and returns one result per item, in order. If the
+ * `run` gets 1 to `max` items, fewer after a batch that took the database too long, and returns one result per item, in order. It must be
+ * safe to run again: what Postgres gives up because of others is repeated, as often as it takes. If the
  * database refuses a batch, its items run one by one, so that a bad one fails alone. An item that has waited longer than `patienceMs` is
  * rejected: nobody waits for it any more, and the others are served sooner.
  */

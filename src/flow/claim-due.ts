@@ -2,7 +2,7 @@ import type { Pool } from '../db/open.ts'
 import type { Claim, ClaimedJob, Kind, Standing } from './claim.ts'
 import { followClock } from './database-clock.ts'
 
-/** `unsendable`: the endpoint takes nothing now. `obsolete`: the delivery is finished, gone, or has another job. `more`: others are due. */
+/** `unsendable`: the endpoint takes nothing now. `obsolete`: the delivery is finished, gone, or has another job. `more`: others may be due. */
 type Claimed = { send: Claim[]; unsendable: ClaimedJob[]; obsolete: ClaimedJob[]; more: boolean }
 
 /**

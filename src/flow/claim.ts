@@ -4,7 +4,7 @@ import type { Place } from '../line.ts'
 /** First attempts and retries are claimed separately, so that neither can starve the other. */
 export type Kind = 'first' | 'retry'
 
-/** What is known of an endpoint: its last attempt failed; none has succeeded for half a minute; or it is well (waybill.standing). */
+/** What is known of an endpoint: its last attempt failed; none has succeeded for half a minute; or it is well (waybill.standing). Not the API's state `failing`, which is an open breaker. */
 export type Standing = 'failing' | 'unsure' | 'good'
 
 /** A claimed job with all that its attempt needs. */
@@ -33,7 +33,7 @@ export type Claim = {
   withinQuota: boolean | null
   /** How many attempts the endpoint may have at once; null if only the worker's own cap applies. */
   atOnce: number | null
-  /** Its endpoint's breaker is not closed, so that it was held before. */
+  /** Its endpoint's breaker is open or half open, so that it most likely was held before. */
   isProbed: boolean
   standing: Standing
   /** When the attempt may start if its endpoint is paced, by performance.now(); else null. */
@@ -77,7 +77,7 @@ export const LAPSE_MS = 10_000
 /** pg-boss's fence: it fits the job with which the delivery was claimed, until that job is claimed again. */
 export const fenceOf = ({ bundle, deliveryId, retryCount }: ClaimedJob) => `${bundle ?? deliveryId}:${retryCount}`
 
-/** Whether its endpoint takes a few at a time: it is ordered, paced, or being probed. */
+/** Whether its endpoint takes a few at a time: it is ordered or paced, or its breaker is not closed. */
 export const linesUp = ({ atOnce, startAt }: Claim) => atOnce !== null || startAt !== null
 
 /** Whether its endpoint is well, or takes a few at a time. Of a tenant's retries, the last slots are for these: the others may hang. */

@@ -46,9 +46,9 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
   const loads = createRoom(LOADS_AT_ONCE, { maxWaitMs: LOAD_PATIENCE_MS, refusal })
 
   /**
-   * A paced endpoint's next time slot, or null if it has none soon. Further ahead than waybill.release_held gives them, or that would
-   * have taken those of the next half second each time, for others that would wait for room, too, and miss them; and not for so long
-   * that a change of the endpoint would not apply in time.
+   * A paced endpoint's next time slot, or null if it has none within 1.5 s. Further ahead than the half second of waybill.release_held,
+   * which gives those slots to deliveries that would wait for room as well, and miss them; but not so far that a change of the endpoint
+   * would apply too late.
    */
   async function takeSlot({ tenantId, endpointId }: Claim): Promise<number | null> {
     const [slot] = await unless(

@@ -5,7 +5,7 @@ import { createBatcher } from './batch.ts'
 import type { RatePlace } from './rate-counter.ts'
 import { createComparison, type Original } from './repeated.ts'
 
-/** The service's own limits; a tenant may have others (http/auth.ts). A rate of 0 means no rate limit. */
+/** The service's own limits; a tenant may have others (http/tenant-limits.ts), which waybill.publish looks up. A rate of 0 means no rate limit. */
 type PublishLimits = {
   rate: number
   window_seconds: number
@@ -27,7 +27,7 @@ const eventOf = ({ event }: PublishRequest): Event | null => (typeof event === '
 type Reached = { limit: number; current: number }
 
 export type PublishResult = { rate: RatePlace } & (
-  | { outcome: 'accepted' | 'replayed'; eventId: string; deliveryIds: string[] }
+  | { outcome: 'accepted' | 'repeated'; eventId: string; deliveryIds: string[] }
   | { outcome: 'key_reused'; eventId: string }
   | ({ outcome: 'fanout' } & Reached)
   /** `month`: the first moment of the calendar month (UTC) whose limit is reached. */
@@ -39,7 +39,7 @@ type RateColumns = { rate_limit: number; rate_count: number; window_start: Date;
 
 type Row = RateColumns &
   Original & {
-    outcome: Exclude<PublishResult['outcome'], 'replayed' | 'key_reused'> | 'key_taken' | 'try_again'
+    outcome: Exclude<PublishResult['outcome'], 'repeated' | 'key_reused'> | 'key_taken' | 'try_again'
     delivery_ids: string[] | null
     /** `month` for the monthly limits. */
     details?: Reached | (Reached & { month: string }) | null
@@ -71,8 +71,8 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
   /** How many deliveries the last event made, by tenant and type, and by tenant alone for types not seen yet. */
   const fanout = new LRUCache<string, number>({ max: 50_000 })
   /**
-   * Kinds of events that were not plain a moment ago, as an endpoint is paced or out of order: trying it each time costs a fifth
-   * more. That a key is taken says nothing of the next events.
+   * Kinds of events that were not plain a moment ago, as an endpoint is paced, ordered or failing: trying it each time costs a
+   * fifth more. That a key is taken says nothing of the next events.
    */
   const notPlain = new LRUCache<string, true>({ max: 10_000, ttl: 1000 })
   const isRepeated = createComparison(pool)
@@ -178,7 +178,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
         const event = eventOf(request)
         const repeated = event !== null && (await isRepeated(request.tenantId, event, row))
         if (repeated === null) return null
-        return repeated ? { rate, outcome: 'replayed', eventId, deliveryIds } : { rate, outcome: 'key_reused', eventId }
+        return repeated ? { rate, outcome: 'repeated', eventId, deliveryIds } : { rate, outcome: 'key_reused', eventId }
       }
       case 'try_again':
         return null

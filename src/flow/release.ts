@@ -87,8 +87,8 @@ export function startReleaser(deps: {
 
 /**
  * Endpoints whose held deliveries may go out. If there are more than one look can take, tenants take turns, as one may have thousands
- * for which there is no room. Nothing is joined but by look-ups: its plan may be made while nothing is held, and kept when thousands
- * of endpoints are down.
+ * for which there is no room. Nothing is joined but by look-ups: the statistics that its plan goes by may be from when nothing was
+ * held, and thousands of endpoints may be down by now.
  */
 const findCandidates = (pool: Pool) => pool<Candidate[]>`
   with stats as (

@@ -78,7 +78,7 @@ type Lapsed = {
   tenant_id: string
   delivery_id: string
   retry_count: number
-  /** How many attempts in a row lost their worker: those without a record. */
+  /** How many attempts in a row lost their worker, this one included. Some of them may have been recorded. */
   crashes: number
   due_now: boolean
 }

@@ -18,11 +18,11 @@ export type Auth = {
   tenant(authorization: string | undefined, bytes: number): Promise<Tenant>
   /** Throws unless the header carries the admin key. */
   admin(authorization: string | undefined): void
-  /** Forgets what is cached, after a tenant's limits or keys changed. */
+  /** Forgets what is cached, after a tenant's limits changed. */
   forget(): void
 }
 
-/** How long a tenant's old limits or keys may still hold if the notification of their change is lost. */
+/** How long a deleted key still holds, since nobody is notified of that; and a tenant's old limits, if the notification is lost. */
 const CACHE_MS = 5000
 
 /**

@@ -20,8 +20,8 @@ const arriving = new Map<IncomingMessage, () => void>()
 /** Bodies up to this size do not wait for larger ones. */
 const SMALL_BYTES = 4096
 /**
- * How many bytes of bodies are made out in one turn of the event loop, of small ones and of larger ones: 256 KiB of numbers take ten
- * milliseconds, and a tenant can let hundreds of bodies end at once.
+ * How many bytes of bodies are decoded and parsed in one turn of the event loop, of small ones and of larger ones: 256 KiB of numbers
+ * take ten milliseconds, and a tenant can let hundreds of bodies end at once.
  */
 const smallTurn = createTurns(32 * SMALL_BYTES)
 const largeTurn = createTurns(128 * 1024)
@@ -29,9 +29,10 @@ const largeTurn = createTurns(128 * 1024)
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
 /**
- * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than such a body can be.
- * Throws `payload too large`, `invalid JSON` (not UTF-8, not JSON) or `invalid request` (another content type, an encoding,
- * nested too deep; with 408: nothing of it arrived for a while).
+ * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than such a body can be. `text` is
+ * all of it. `value` is what it holds but, unless `maxPayloadBytes` is 0, objects and lists in it are empty: take these from `text`.
+ * Throws `payload too large`, `invalid JSON` (not UTF-8, not JSON) or `invalid request` (another content type, an encoding, nested too
+ * deep, more than 64 KiB besides the payload; with 408: it stalled, or came slowly while others waited for its room).
  */
 export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
   const { 'content-type': type = '', 'content-encoding': encoding } = c.env.incoming.headers
@@ -73,7 +74,7 @@ export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number 
 
 /**
  * Room for bodies of requests under way. As text, parsed, and on its way to the database, a body takes five times its size. Two of the
- * largest fit, as of a thing that is shared a tenant gets at most half; and small bodies, which nearly all are, wait for no other.
+ * largest fit, as of a thing that is shared a tenant gets at most half; and small bodies, which nearly all are, wait for no larger ones.
  * `maxPayloadBytes` is that of `readJson`, which `work` calls.
  */
 export function createBodyRoom() {

@@ -24,7 +24,7 @@ export const deliveryRecord = z
     attempt_count: z.int().openapi({ description: 'Attempts made, over all replays.', example: 1 }),
     next_attempt_at: timestamp.nullable().openapi({
       description:
-        'Null when the delivery is finished, or held until its endpoint can take it, as it will be if that is `inactive` or `failing` when this is due. While an attempt is under way, when that was due.',
+        'When it is due; while an attempt is under way, when that was due. Null when the delivery is finished, or held until its endpoint can take it. If the endpoint is `inactive` or `failing` when this comes, the delivery is held then.',
       example: null,
     }),
     last_attempt_at: timestamp.nullable(),

@@ -11,7 +11,7 @@ const URL_EXAMPLE = 'https://hooks.example.com/waybill'
 export const stateFields = {
   state: z.enum(['active', 'inactive', 'failing', 'recovering']).openapi('EndpointState', {
     description:
-      '`failing`: it has failed for a while, and gets one probe at a time. `recovering`: it answers again, and gets what was held in growing chunks. `inactive`: it gets nothing.',
+      '`failing`: it has failed for a while, and gets one probe at a time. `recovering`: it has answered again, or has a new URL or been set active again, and gets what was held in growing chunks. `inactive`: it gets nothing.',
   }),
   state_reason: z.string().nullable().openapi({
     description: 'Why it is in another state than `active`, in words; null while it is active.',

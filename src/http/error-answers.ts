@@ -17,7 +17,7 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
   invalid_json: {
     cause: 'The body is not JSON in UTF-8, or is empty',
     remedy: 'Correct the request; repeating it does not help',
-    details: [z.string(), 'Unexpected end of JSON input'],
+    details: [z.string(), 'Unexpected end of JSON input at position 41'],
   },
   invalid_request: {
     cause:
@@ -121,7 +121,8 @@ const EXPLAINED: Record<ErrorCode, Explained> = {
     details: [quota, { limit: 100, current: 101 }],
   },
   internal: {
-    cause: 'A fault of ours',
+    cause:
+      'A fault of ours, or the database did not answer in time; the request may have been carried out all the same',
     remedy: 'Repeat with the same key and body; report the `X-Request-Id` if it persists',
   },
   overloaded: {

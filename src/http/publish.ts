@@ -130,7 +130,7 @@ export function mountPublish(
       const result = await count(c, tenant, { type: body.event_type, payload: payloadText, idempotencyKey })
       switch (result.outcome) {
         case 'accepted':
-        case 'replayed': {
+        case 'repeated': {
           const { eventId, deliveryIds, outcome } = result
           log.info(
             {
@@ -140,11 +140,11 @@ export function mountPublish(
               event_type: body.event_type,
               payload_bytes: actualBytes,
               delivery_count: deliveryIds.length,
-              replayed: outcome === 'replayed',
+              repeated: outcome === 'repeated',
             },
             'event.received',
           )
-          if (outcome === 'replayed') c.header('idempotent-replayed', 'true')
+          if (outcome === 'repeated') c.header('idempotent-replayed', 'true')
           const answer = {
             ok: true,
             event_id: eventId,

@@ -13,7 +13,7 @@ const runNow = createRoute({
   operationId: 'runRetention',
   tags: ['Admin'],
   summary: 'Delete what is older than the retention period',
-  description: 'It also runs on a schedule. What a live delivery needs is kept however old it is.',
+  description: 'It also runs on a schedule. What an unfinished delivery needs is kept however old it is.',
   request: {
     body: jsonBody(
       z.strictObject({

@@ -19,7 +19,7 @@ const tenantBody = z.strictObject({
     .max(64, 'must be at most 64 characters')
     .regex(/^[a-z0-9]+(-[a-z0-9]+)*$/, 'must be lower-case words of a-z 0-9 joined by -')
     .openapi({ description: 'A short name of your own for the tenant; no two have the same.', example: 'acme-inc' }),
-  // Words of its own would become an intersection with a schema of anything.
+  // A description here would make the generated schema an intersection with one that allows anything.
   limits: tenantLimits.optional(),
 })
 

@@ -176,5 +176,5 @@ test('a repeated event is refused beyond the rate limit also where it arrives to
   await insertEndpoint(sql)
   const publish = createPublish(sql, { ...NO_LIMITS, rate: 2, window_seconds: 86_400 })
   const outcomes = await publishTogether(publish, Array(3).fill({ idempotencyKey: 'same' }))
-  assert.deepEqual(outcomes, ['accepted', 'replayed', 'rate_limited'])
+  assert.deepEqual(outcomes, ['accepted', 'repeated', 'rate_limited'])
 })

@@ -50,8 +50,8 @@ export function createLaneRoom({
   const roomOf = (lane: Lane, now: number) => Math.max(limitOf(lane, now), paceOf(lane, now), inTime(lane, now, slots))
 
   /**
-   * Whether it may wait for a slot of its tenant's others: no more do than there are such slots, so that none waits for long; or twice
-   * as many for which something is released, as those of which all is held would never have a turn.
+   * Whether it may wait for a slot of its tenant's others. As many endpoints may as there are such slots, so that none waits for long;
+   * twice as many where something is released, or an endpoint of which all is held would never have a turn.
    */
   const mayLineUp = (lane: Lane, isReleased = false) =>
     turns.mayJoin(lane, stuck.takenBy(lane.tenantId) * (isReleased ? 2 : 1))

@@ -6,7 +6,7 @@ import type { createStuckSlots } from './stuck-slots.ts'
 
 /** How long it is remembered that there was no room for one of a tenant's. */
 const REMEMBERED_MS = 100
-/** How long it is believed of a tenant that the slots it has will be left soon, before they are. */
+/** For how long a tenant's slots are expected to be left soon, before its pace can tell. */
 const TRUSTED_MS = 50
 /** So many are worth claiming in any case, for what is behind those for which there is no room. */
 const FEW = 8

@@ -63,7 +63,7 @@ See *Webhooks* below for the request. Any Standard Webhooks library verifies it,
 3. Split \`${prefix}-signature\` at spaces, and accept if any part equals that, compared in constant time.
 4. Refuse timestamps more than five minutes off.
 
-Deliveries are made at least once, oldest first but not strictly (unless the endpoint is \`ordered\`). Deduplicate by \`${prefix}-delivery-id\`, or by \`webhook-id\` where one endpoint gets an event once. A replay carries the same ids: to process it again, forget its id first.
+Deliveries are made at least once, oldest first but not strictly (unless the endpoint is \`ordered\`). Deduplicate by \`${prefix}-delivery-id\`, or by \`webhook-id\` if no two endpoints lead to the same receiver. A replay carries the same ids: to process it again, forget its id first.
 
 ## What the service tells
 An endpoint that names one of these types in \`subscribed_events\` (\`*\` does not include them) is told about the tenant’s other endpoints, by an event like any other:

@@ -17,7 +17,7 @@ export type Connection = { last: IncomingMessage | undefined; unanswered: (() =>
 
 export const newConnection = (): Connection => ({ last: undefined, unanswered: [], ahead: 0, read: 0 })
 
-/** To Node, who is still reading an answer is idle, and who has not sent anything yet is not. */
+/** Node takes a client that is still reading an answer for idle, and one that has not sent anything yet for busy. */
 export const isIdle = (socket: Duplex, { unanswered, read }: Connection) =>
   unanswered.length === 0 && (socket as Socket).bytesRead === read
 
