@@ -1,4 +1,5 @@
 import { AppError } from './errors.ts'
+import { setLate } from './pacing.ts'
 
 type Room = {
   /**
@@ -90,9 +91,10 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
       }
       const interrupt = () => giveUp(signal?.reason)
       const timer = setTimeout(() => giveUp(line.refusal()), line.maxWaitMs)
-      const half = setTimeout(() => {
-        // One that waits for its tenant's others to leave wants nothing of anybody else.
-        if (!hasShare(tenantId, amount)) return
+      const half = setLate(() => {
+        // One that waits for its tenant's others to leave, or stands behind one of them, wants nothing of anybody else.
+        const isFirst = waiting.find((other) => other.tenantId === tenantId) === entry
+        if (!isFirst || !hasShare(tenantId, amount)) return
         for (const other of inside) if (other.tenantId !== tenantId) other.onWanted()
       }, line.maxWaitMs / 2)
       signal?.addEventListener('abort', interrupt)

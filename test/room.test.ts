@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { type AddressInfo, connect, createServer } from 'node:net'
 import { after, suite, test } from 'node:test'
 import { createRoom } from '../src/room.ts'
 import { createDatabase } from './support/database.ts'
@@ -109,19 +111,40 @@ suite('room', () => {
     const { hold, end, entered, wanted } = openRoom(200)
     void hold('a1', 'a', 40)
     void hold('c1', 'c', 10)
-    await assert.rejects(hold('a2', 'a', 50), /refused/)
-    assert.deepEqual(wanted, [], 'it waited for its share')
+    // Of these one waits for its tenant's share, and the other behind it.
+    const second = hold('a2', 'a', 50)
+    void hold('a3', 'a', 5)
+    await assert.rejects(second, /refused/)
+    await end('none')
+    assert.deepEqual([entered, wanted], [['a1', 'c1', 'a3'], []])
     void hold('b1', 'b', 60)
     await waitFor(() => wanted.length > 0)
     assert.deepEqual(
       [entered, wanted],
       [
-        ['a1', 'c1'],
-        ['a1', 'c1'],
+        ['a1', 'c1', 'a3'],
+        ['a1', 'c1', 'a3'],
       ],
     )
     await end('a1')
-    assert.deepEqual(entered, ['a1', 'c1', 'b1'])
+    assert.deepEqual(entered, ['a1', 'c1', 'a3', 'b1'])
+  })
+
+  test('reads what came while the process stood still before it tells anybody', async (t) => {
+    const { hold, end, entered, wanted } = openRoom(1000)
+    const server = createServer((socket) => socket.on('data', () => void end('a1'))).listen(0, '127.0.0.1')
+    await once(server, 'listening')
+    const connected = once(server, 'connection')
+    const client = connect((server.address() as AddressInfo).port, '127.0.0.1')
+    const [socket] = await connected
+    t.after(() => [client.destroy(), socket.destroy(), server.close()])
+    void hold('a1', 'a', 90)
+    await end('none')
+    void hold('b1', 'b', 50)
+    client.write('the end of a1')
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 600)
+    await waitFor(() => entered.includes('b1'))
+    assert.deepEqual(wanted, [])
   })
 
   test('tells nobody of one that was let in before that', async (t) => {
@@ -134,6 +157,7 @@ suite('room', () => {
     await end('a1')
     assert.deepEqual(entered, ['a1', 'b1', 'c1'])
     t.mock.timers.tick(200)
+    await end('none')
     assert.deepEqual(wanted, [])
   })
 })

@@ -59,7 +59,7 @@ export function noteHead(exchange: Exchange, status: number, raw: Raw): AttemptE
   return exchange.announcements > MAX_ANNOUNCEMENTS ? 'protocol_error' : null
 }
 
-/** Whether all of the answer has come, whatever undici says: white space behind a length (RFC 9110, 5.6.3) is one more digit to it. */
+/** Whether all of the answer has come, whatever undici says: a space behind a length (RFC 9110, 5.6.3) is one more digit to it. */
 export const isWhole = (error: unknown, { missingBytes }: Exchange) =>
   missingBytes === 0 && (error as { code?: unknown }).code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH'
 
