@@ -1,33 +1,33 @@
 import { AppError } from './errors.ts'
 import { setLate } from './pacing.ts'
 
+type LineRules = {
+  maxWaiting?: number
+  maxWaitMs: number
+  refusal: () => Error
+  /** Called when a tenant has waited for half of `maxWaitMs` for room that others have. */
+  onWanted?: (tenantId: string) => void
+}
+
 type Room = {
   /**
    * Takes `amount` once there is room for it, first come, first served, and resolves with what gives it back. Throws `refusal()` if
    * too many wait already or it has waited too long.
    */
   enter(tenantId: string, amount: number): Promise<() => void>
-  /** Runs `work` in it, from entering to its end. */
-  run<Result>(tenantId: string, amount: number, work: () => Promise<Result>, options?: RunOptions): Promise<Result>
-}
-
-type RunOptions = {
-  /** If it aborts while the work waits, `run` throws its reason. */
-  signal?: AbortSignal
-  /** Called while the work is inside, when one of another tenant has waited for room for half of the time that it may. */
-  onWanted?: () => void
+  /** Runs `work` in it, from entering to its end. Throws the signal's reason if `signal` aborts while it waits. */
+  run<Result>(tenantId: string, amount: number, work: () => Promise<Result>, signal?: AbortSignal): Promise<Result>
 }
 
 /**
  * Bounds how much of a resource, such as bytes of memory or connections, is in use at once: `size` in all, of which a tenant gets at
  * most half of what the others leave. The same holds for its places in the line of those that wait.
  */
-export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs: number; refusal: () => Error }): Room {
+export function createRoom(size: number, line: LineRules): Room {
   type Entry = { tenantId: string; amount: number; enter: () => void }
   let taken = 0
   const takenBy = new Map<string, number>()
   let waiting: Entry[] = []
-  const inside = new Set<{ tenantId: string; onWanted: () => void }>()
 
   /** Work that is larger than the whole room runs alone. */
   const isFull = (amount: number) => taken > 0 && taken + amount > size
@@ -94,8 +94,7 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
       const half = setLate(() => {
         // One that waits for its tenant's others to leave, or stands behind one of them, wants nothing of anybody else.
         const isFirst = waiting.find((other) => other.tenantId === tenantId) === entry
-        if (!isFirst || !hasShare(tenantId, amount)) return
-        for (const other of inside) if (other.tenantId !== tenantId) other.onWanted()
+        if (isFirst && hasShare(tenantId, amount)) line.onWanted?.(tenantId)
       }, line.maxWaitMs / 2)
       signal?.addEventListener('abort', interrupt)
       const enter = () => {
@@ -117,14 +116,11 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
 
   return {
     enter,
-    async run(tenantId, amount, work, { signal, onWanted } = {}) {
+    async run(tenantId, amount, work, signal) {
       const leave = await enter(tenantId, amount, signal)
-      const piece = onWanted && { tenantId, onWanted }
-      if (piece) inside.add(piece)
       try {
         return await work()
       } finally {
-        if (piece) inside.delete(piece)
         leave()
       }
     },
@@ -133,8 +129,8 @@ export function createRoom(size: number, line: { maxWaiting?: number; maxWaitMs:
 
 /**
  * Room for requests: a short wait costs a client less than an error, so a thousand may wait, for a second; more would wait in vain and
- * are refused with `service overloaded`. While a request waits, no more of its body is read than the 128 KiB that
- * Node takes unasked (http/body.ts), so that its sender waits as well.
+ * are refused with `service overloaded`. While a request waits, no more of its body is read than the 128 KiB that Node takes unasked
+ * (http/body.ts), so that its sender waits as well.
  */
-export const createRequestRoom = (size: number, { maxWaiting = 1000, maxWaitMs = 1000 } = {}): Room =>
-  createRoom(size, { maxWaiting, maxWaitMs, refusal: () => new AppError('overloaded') })
+export const createRequestRoom = (size: number, line: Partial<Omit<LineRules, 'refusal'>> = {}): Room =>
+  createRoom(size, { maxWaiting: 1000, maxWaitMs: 1000, ...line, refusal: () => new AppError('overloaded') })

@@ -87,7 +87,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
 
   const loadInTurn = (claim: Claim) =>
     insist(
-      () => loads.run(claim.tenantId, 1, () => load(claim), { signal: closing }),
+      () => loads.run(claim.tenantId, 1, () => load(claim), closing),
       (error) => log.warn({ err: error, tenant_id: claim.tenantId, delivery_id: claim.deliveryId }, 'payload.waiting'),
       { forMs: LOAD_PATIENCE_MS, signal: closing },
     ).catch((error: unknown) => {
@@ -108,7 +108,7 @@ export function createPayloads({ pool, closing, log }: { pool: Pool; closing: Ab
         if (hasMissed(row)) throw new Outdated()
         return await work({ ...claim, url: row.url, secrets: secretsOf(row) }, row.payload)
       },
-      { signal: closing },
+      closing,
     )
   }
 }

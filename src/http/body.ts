@@ -3,6 +3,7 @@ import type { Context } from 'hono'
 import { LARGEST_PAYLOAD_BYTES } from '../config.ts'
 import { AppError } from '../errors.ts'
 import { MAX_DEPTH, NotJson, outline, TooDeep } from '../json-outline.ts'
+import { Line } from '../line.ts'
 import { createTurns } from '../pacing.ts'
 import { createRequestRoom } from '../room.ts'
 import type { Env } from './answer.ts'
@@ -14,8 +15,9 @@ const ENVELOPE_BYTES = 65_536
 const STALL_MS = 10_000
 /** What others wait for is not kept by a body that comes more slowly, but for its first moment. */
 const SLOW = { bytesPerMs: 64, afterMs: 500 }
-/** Bodies that are arriving, and what gives up each if it comes too slowly. */
-const arriving = new Map<IncomingMessage, () => void>()
+type Arriving = { tenantId: string; giveUpIfSlow: () => void }
+/** Tenants' bodies that have not all come yet, in each of their rooms. */
+const arriving = { small: new Line<Arriving>(), large: new Line<Arriving>() }
 
 /** Bodies up to this size do not wait for larger ones. */
 const SMALL_BYTES = 4096
@@ -78,21 +80,25 @@ export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number 
  * `maxPayloadBytes` is that of `readJson`, which `work` calls.
  */
 export function createBodyRoom() {
-  const small = createRequestRoom(8 * 1024 * 1024)
-  const large = createRequestRoom(2 * (LARGEST_PAYLOAD_BYTES + ENVELOPE_BYTES))
+  const roomFor = (kind: keyof typeof arriving, bytes: number) =>
+    createRequestRoom(bytes, {
+      onWanted(tenantId) {
+        for (const body of [...arriving[kind]]) if (body.tenantId !== tenantId) body.giveUpIfSlow()
+      },
+    })
+  const rooms = {
+    small: roomFor('small', 8 * 1024 * 1024),
+    large: roomFor('large', 2 * (LARGEST_PAYLOAD_BYTES + ENVELOPE_BYTES)),
+  }
   return {
-    run<Result>(
-      c: Context<Env>,
-      tenantId: string,
-      maxPayloadBytes: number,
-      work: () => Promise<Result>,
-    ): Promise<Result> {
+    run<Result>(c: Context<Env>, tenantId: string, maxPayloadBytes: number, work: () => Promise<Result>) {
       const bytes = expectedBytes(c, maxPayloadBytes)
-      const onWanted = () => arriving.get(c.env.incoming)?.()
-      return (bytes <= ENVELOPE_BYTES ? small : large).run(tenantId, bytes, work, { onWanted })
+      return rooms[kindOf(bytes)].run(tenantId, bytes, work)
     },
   }
 }
+
+const kindOf = (bytes: number) => (bytes <= ENVELOPE_BYTES ? 'small' : 'large')
 
 /** Node reads two pieces of a body before anybody asks for it. */
 const UNASKED_BYTES = 2 * 65_536
@@ -129,7 +135,7 @@ async function readBytes(c: Context<Env>, maxPayloadBytes: number): Promise<Uint
   try {
     c.env.outgoing.askForBody()
     // Node's own stream: the web stream around it costs more than the rest of the request.
-    await readAll(c.env.incoming, add)
+    await readAll(c.env.incoming, add, c.get('tenantId'), arriving[kindOf(expectedBytes(c, maxPayloadBytes))])
   } catch (error) {
     throw error instanceof AppError ? error : new AppError('invalid_json', 'the body ended early')
   }
@@ -146,23 +152,31 @@ function grown(bytes: Uint8Array, length: number): Uint8Array {
 /**
  * Resolves at the end of the body, or as soon as `add` returns false; rejects if the client leaves first or the body stalls. The
  * stream is never destroyed, since the socket, and with it the answer, would go too; nor paused, since the next request comes
- * behind the rest of it.
+ * behind the rest of it. A tenant's body is in `line` until it has come.
  */
-function readAll(incoming: IncomingMessage, add: (chunk: Uint8Array) => boolean): Promise<void> {
+function readAll(
+  incoming: IncomingMessage,
+  add: (chunk: Uint8Array) => boolean,
+  tenantId: string | undefined,
+  line: Line<Arriving>,
+): Promise<void> {
   return new Promise((resolve, reject) => {
-    const begun = performance.now()
     let size = 0
     const giveUp = () => {
       stop()
       reject(new AppError('request_timeout', [{ path: '', message: 'the request took too long to arrive' }]))
     }
     const stalled = setTimeout(giveUp, STALL_MS)
-    arriving.set(incoming, () => {
+    const begun = performance.now()
+    const giveUpIfSlow = () => {
       if (size < SLOW.bytesPerMs * (performance.now() - begun - SLOW.afterMs)) giveUp()
-    })
+    }
+    // Nearly all have come by now.
+    const isArriving = tenantId !== undefined && !incoming.complete
+    const place = isArriving ? line.join({ tenantId, giveUpIfSlow }) : null
     const stop = () => {
       clearTimeout(stalled)
-      arriving.delete(incoming)
+      if (place) line.leave(place)
       incoming.off('data', onData).off('end', onEnd).off('error', onGone).off('close', onGone)
     }
     const onData = (chunk: Uint8Array) => {
