@@ -29,8 +29,10 @@ export type Exchange = {
   headers: number
   /** Null until the status line of the answer itself. */
   statusCode: number | null
-  /** How much of the body is still to come; NaN if its length was not declared. */
-  missingBytes: number
+  /** The answer's Content-Length, as it came. */
+  declaredLength: unknown
+  /** How much of its body has come. */
+  bodyBytes: number
 }
 
 export const newExchange = (): Exchange => ({
@@ -40,7 +42,8 @@ export const newExchange = (): Exchange => ({
   announcements: 0,
   headers: 0,
   statusCode: null,
-  missingBytes: Number.NaN,
+  declaredLength: undefined,
+  bodyBytes: 0,
 })
 
 type Raw = Dispatcher.DispatchController['rawHeaders']
@@ -60,8 +63,8 @@ export function noteHead(exchange: Exchange, status: number, raw: Raw): AttemptE
 }
 
 /** Whether all of the answer has come, whatever undici says: a space behind a length (RFC 9110, 5.6.3) is one more digit to it. */
-export const isWhole = (error: unknown, { missingBytes }: Exchange) =>
-  missingBytes === 0 && (error as { code?: unknown }).code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH'
+export const isWhole = (error: unknown, { declaredLength, bodyBytes }: Exchange) =>
+  (error as { code?: unknown }).code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH' && Number(declaredLength) === bodyBytes
 
 /** Whether the receiver may have been closing a kept connection when the request arrived. */
 export const isEarly = ({ isReused, writtenAt }: Exchange) =>

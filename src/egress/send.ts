@@ -187,12 +187,12 @@ export function createSender({
               return
             }
             exchange.statusCode = status
-            exchange.missingBytes = Number(responseHeaders['content-length'])
+            exchange.declaredLength = responseHeaders['content-length']
             const header = responseHeaders['retry-after']
             retryAfter = (Array.isArray(header) ? header[0] : header) ?? null
           },
           onResponseData(_controller, chunk) {
-            exchange.missingBytes -= chunk.length
+            exchange.bodyBytes += chunk.length
             if (!response.add(chunk)) cutOff()
           },
           onResponseEnd(controller) {
