@@ -160,8 +160,8 @@ suite('SIGTERM', { concurrency: 2 }, () => {
       await waitFor(() => output.includes('service.stopping'), { what: 'the program to stop' })
       if (times === 1) gated.open()
       else {
-        // What follows within a moment is taken for an echo.
-        const over = Date.now() + 200
+        // What follows within half a second is taken for an echo.
+        const over = Date.now() + 600
         await waitFor(() => Date.now() > over)
         process.kill(-pid, 'SIGINT')
       }

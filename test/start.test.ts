@@ -569,7 +569,7 @@ suite('starting', { concurrency: 3 }, () => {
     await killedLater.kill()
 
     // As its parent does not ask for it, it seems to be there although it has ended.
-    const parent = spawn('sh', ['-c', 'sleep 0 & echo $!; exec sleep 60'])
+    const parent = spawn('sh', ['-c', 'sleep 1 & echo $!; exec sleep 60'])
     cleanUp(t, () => void parent.kill())
     const pid = String((await once(parent.stdout, 'data'))[0]).trim()
     if (existsSync(`/proc/${pid}`)) {
