@@ -94,6 +94,7 @@ export const serverOptions = ({
 /**
  * The package installs hooks of its own: they would stop the database under a service that is still draining, and make the
  * process exit with 0 whatever happened. Stopping the database is our business, so the hooks for `events` are removed.
+ * `load`: another release of it, for the tests.
  */
 export async function loadPackage(
   events: string[] = ['exit', 'beforeExit', 'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGBREAK', 'message'],

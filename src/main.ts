@@ -20,7 +20,7 @@ Configuration is environment variables; the README lists them all.
 const FORCE_MS = 10_000
 /** How long handing claims back may take after a second signal. */
 const HURRY_MS = 1000
-/** npm passes on a signal that a terminal or supervisor has sent to the whole group, so to this process already: at once, or as soon as it can. */
+/** npm passes on, as soon as it can, a signal that a terminal or supervisor has sent to the whole group, so to this process already. */
 const ECHO_MS = process.env.npm_lifecycle_event === 'start' ? 500 : 0
 
 async function main(): Promise<void> {

@@ -35,8 +35,8 @@ const SILENT_MS = 2000
 const CONNECT_MS = 5000
 
 /**
- * Opens a pool of at most `max` connections, and one more if it listens; nothing connects before the first query. Plans are made for the values at
- * hand (`force_custom_plan`): ids are bounds on partitions, and a generic plan would open every day there is.
+ * Opens a pool of at most `max` connections, and one more if it listens; nothing connects before the first query. Plans are made for
+ * the values at hand (`force_custom_plan`): ids are bounds on partitions, and a generic plan would open every day there is.
  *
  * A statement that takes longer than `patienceMs` is cancelled by the database, and one that is not answered at all ends its
  * connection half a second later; 0 waits for ever. Both sides probe idle connections every few seconds, so that neither keeps

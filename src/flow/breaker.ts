@@ -4,7 +4,7 @@ export type Breaker = {
   /** Attempts at once while half open. */
   ramp: number | null
   failedProbes: number
-  /** Seconds until the next probe, when the breaker opens or stays open; null where none is to be scheduled, and in what was known before. */
+  /** Seconds until the next probe, when the breaker opens or stays open; null where none is to be scheduled, and in what was known. */
   probeInSeconds: number | null
 }
 

@@ -4,7 +4,10 @@ import type { Place } from '../line.ts'
 /** First attempts and retries are claimed separately, so that neither can starve the other. */
 export type Kind = 'first' | 'retry'
 
-/** What is known of an endpoint: its last attempt failed; none has succeeded for half a minute; or it is well (waybill.standing). Not the API's state `failing`, which is an open breaker. */
+/**
+ * What is known of an endpoint: its last attempt failed; none has succeeded for half a minute; or it is well (waybill.standing). Not the
+ * API's state `failing`, which is an open breaker.
+ */
 export type Standing = 'failing' | 'unsure' | 'good'
 
 /** A claimed job with all that its attempt needs. */
