@@ -101,12 +101,13 @@ suite('pace and order', { concurrency: 3 }, () => {
     await tenant.call('PATCH', path, { body: { is_active: false } })
     const missed = () => sql`select from waybill.endpoint_stats where next_slot < now() - interval '700 milliseconds'`
     await waitFor(async () => (await missed()).length === 1, { what: 'the moments of all to pass' })
-    const sent = receiver.receipts.length
+    const goesOnAt = new Date()
     worker.signal('SIGCONT')
     const held = () => sql`select from waybill.endpoint_stats where held = pending + retrying`
     await waitFor(async () => (await held()).length === 1, { what: 'everything to be held' })
-    // What had begun when it was stopped may still be written, some more where the machine is busy; all that it had claimed are 26.
-    assert.ok(receiver.receipts.length <= sent + 15, `${receiver.receipts.length - sent} more`)
+    // What had begun when it was stopped is another thing. A single one may have been past its last look at the time.
+    const late = await sql`select from waybill.attempts where started_at > ${goesOnAt}`
+    assert.ok(late.length <= 1, `${late.length} were late`)
     await tenant.call('PATCH', path, { body: { is_active: true } })
     await receiver.until(500, { timeoutMs: 60_000 })
     await settled(sql)

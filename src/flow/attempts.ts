@@ -42,12 +42,10 @@ export function createAttempts(deps: {
     const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
     let hasBegun = false
     try {
-      if (claim.startAt !== null) {
-        await until(claim.startAt, closing)
-        if (hasMissed(claim)) throw new Outdated()
-      }
+      if (claim.startAt !== null) await until(claim.startAt, closing)
       // An endpoint that has finished nothing lately may hang, and has no open connection.
       if (lanes.pace(claim) === 0) await turn()
+      if (hasMissed(claim)) throw new Outdated()
       hasBegun = true
       const { held } = await deliver(claim, answered)
       if (held && lanes.isRoomy(claim)) deps.onRoom()
