@@ -1,6 +1,7 @@
 import { createServer, type IncomingHttpHeaders } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { cleanUp, type Scope } from './cleanup.ts'
+import { patience } from './wait.ts'
 
 /** A request as it arrived. `body` holds the raw bytes; `at` is `Date.now()` when the last of them came. */
 export type Receipt = { path: string; headers: IncomingHttpHeaders; body: Buffer; at: number }
@@ -62,9 +63,10 @@ export async function startReceiver(scope: Scope): Promise<Receiver> {
 
   const at = (path: string) => receipts.filter((receipt) => receipt.path === path)
 
-  async function until(count: number, { path, timeoutMs = 15_000 }: { path?: string; timeoutMs?: number } = {}) {
+  async function until(count: number, { path, timeoutMs }: { path?: string; timeoutMs?: number } = {}) {
     const found = () => (path === undefined ? receipts : at(path))
     if (found().length < count) {
+      const waitMs = patience(timeoutMs)
       await new Promise<void>((resolve, reject) => {
         const stop = () => {
           clearTimeout(timer)
@@ -78,9 +80,9 @@ export async function startReceiver(scope: Scope): Promise<Receiver> {
         const timer = setTimeout(() => {
           stop()
           reject(
-            new Error(`${found().length} of ${count} webhooks arrived at ${path ?? 'the receiver'} in ${timeoutMs} ms`),
+            new Error(`${found().length} of ${count} webhooks arrived at ${path ?? 'the receiver'} in ${waitMs} ms`),
           )
-        }, timeoutMs)
+        }, waitMs)
         watchers.add(look)
       })
     }

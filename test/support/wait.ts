@@ -1,3 +1,5 @@
+import { availableParallelism, loadavg } from 'node:os'
+
 const HOUR_MS = 3_600_000
 
 async function passEndOf(lengthMs: number, nearMs: number): Promise<void> {
@@ -11,6 +13,9 @@ export const passHour = (nearMs = 20_000) => passEndOf(HOUR_MS, nearMs)
 /** Waits for midnight UTC, if it is near: for a test that must not see a day, a month or a window of a day end. */
 export const passMidnight = (nearMs = 20_000) => passEndOf(24 * HOUR_MS, nearMs)
 
+/** How long to wait for what should come within `ms`: longer on a machine that has more to do than the tests. */
+export const patience = (ms = 15_000): number => ms * Math.max(1, loadavg()[0]! / availableParallelism() / 3)
+
 type Waiting = { timeoutMs?: number; intervalMs?: number; what?: string }
 
 /**
@@ -19,9 +24,9 @@ type Waiting = { timeoutMs?: number; intervalMs?: number; what?: string }
  */
 export async function waitFor<T>(
   condition: () => Promise<T> | T,
-  { timeoutMs = 15_000, intervalMs = 40, what = 'the condition' }: Waiting = {},
+  { timeoutMs, intervalMs = 40, what = 'the condition' }: Waiting = {},
 ): Promise<NonNullable<T>> {
-  const deadline = Date.now() + timeoutMs
+  const since = Date.now()
   let cause: unknown
   do {
     try {
@@ -32,7 +37,7 @@ export async function waitFor<T>(
       cause = error
     }
     await new Promise((resolve) => setTimeout(resolve, intervalMs))
-  } while (Date.now() < deadline)
+  } while (Date.now() - since < patience(timeoutMs))
   const reason = cause instanceof Error ? `: ${cause.message}` : ''
-  throw new Error(`waited ${timeoutMs} ms for ${what}${reason}`, { cause })
+  throw new Error(`waited ${Date.now() - since} ms for ${what}${reason}`, { cause })
 }
