@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import type { Db } from '../src/db/open.ts'
-import type { Log } from '../src/log.ts'
+import { createLog, type Log } from '../src/log.ts'
+import { migrate } from '../src/migrate.ts'
 import { createBoss, DELIVERIES, stopBoss } from '../src/queue.ts'
 import { cleanUp } from './support/cleanup.ts'
-import { createDatabase, insertEndpoint } from './support/database.ts'
+import { createDatabase, insertEndpoint, QUEUE } from './support/database.ts'
 import { NO_LIMITS } from './support/deliveries.ts'
 import { queueAt, startFailing } from './support/queue.ts'
 import { waitFor } from './support/wait.ts'
@@ -42,6 +43,25 @@ async function rowsRead(tx: Db, tables = 'pgboss.%'): Promise<number> {
     where schemaname || '.' || relname like ${tables}`
   return row?.read ?? 0
 }
+
+test('a start gives the queue the statistics that a dump has left out', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const known = async () => {
+    const rows = await sql<{ attname: string; n_distinct: number }[]>`
+      select attname, n_distinct from pg_stats where format('%I.%I', schemaname, tablename) =
+        (select format('pgboss.%I', table_name) from pgboss.queue where name = 'deliveries') and attname in ('id', 'name') order by 1`
+    return Object.fromEntries(rows.map(({ attname, n_distinct }) => [attname, n_distinct]))
+  }
+  const statistics = { id: -1, name: 1 }
+  assert.deepEqual(await known(), statistics)
+  await sql`
+    delete from pg_statistic where starelid = (
+      select to_regclass(format('pgboss.%I', table_name)) from pgboss.queue where name = 'deliveries')`
+  assert.deepEqual(await known(), {})
+  await migrate(url, createLog('silent'), QUEUE)
+  assert.deepEqual(await known(), statistics)
+  assert.deepEqual([...(await sql`select from pgboss.job`)], [])
+})
 
 test('settling failed attempts reads their own jobs, however many others wait in a queue of which no statistics are known', async (t) => {
   const { sql } = await createDatabase(t)
