@@ -468,15 +468,18 @@ test('a day that is read for long, as by a dump, loses its rows, is told of, and
   assert.deepEqual(await count(), { pending: 1, retrying: 0, delivered: 0, held: 1 })
 })
 
-test('a run that cannot drop a day fails, rather than calling the day in use', async (t) => {
-  const { sql, service } = await startOld(t)
+test('a run that cannot drop a day fails, rather than calling the day in use, once the others are dropped', async (t) => {
+  const { sql, service, daysLeft } = await startOld(t)
   const day = await makeDay(sql, 40)
+  const next = await makeDay(sql, 39)
   await sql.text(`create view public.theirs as select * from waybill.deliveries_${day}`)
   const run = async () =>
     (await service.call('POST', '/v1/admin/retention/run', { key: ADMIN_KEY, body: { apply: true } })).status
   assert.equal(await run(), 500)
+  assert.deepEqual(await daysLeft(day, next), [day])
   await sql`drop view public.theirs`
   assert.equal(await run(), 200)
+  assert.deepEqual(await daysLeft(day, next), [])
 })
 
 test('of a day that is dropped while it is counted nothing is left to delete', async (t) => {

@@ -16,6 +16,10 @@ export const isFull = (error: unknown) => error instanceof DatabaseError && erro
 /** Whether a table is not there any more. */
 export const isGone = (error: unknown) => error instanceof DatabaseError && error.code === '42P01'
 
+/** Whether a table may not be changed or dropped: it belongs to another role, or something of somebody else's depends on it. */
+export const isKept = (error: unknown) =>
+  error instanceof DatabaseError && ['42501', '2BP01'].includes(error.code ?? '')
+
 /** Classes of SQLSTATE: cardinality, data, integrity, program limit and plpgsql errors. */
 const FAULTS_OF_VALUES = ['21', '22', '23', '54', 'P0']
 

@@ -1,4 +1,4 @@
-import { isGone, isRetryable } from '../db/errors.ts'
+import { isGone, isKept, isRetryable } from '../db/errors.ts'
 import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { countDay, dropDay } from './drop-day.ts'
@@ -19,7 +19,7 @@ const MAX_TRIES = 20
  * Deletes events, deliveries, attempts and idempotency keys that are older than `days` whole UTC days; with `apply: false` it only
  * counts them. Days are dropped as a whole, after their live rows have moved to the default partitions. A day with too many live
  * rows, or one that stays in use for long (as by a dump, until that ends), loses only the rows of finished events, one by one.
- * Safe to run twice at once.
+ * Safe to run twice at once. What keeps a day from being deleted is thrown when all else is done.
  */
 export async function runRetention(
   pool: Pool,
@@ -28,6 +28,7 @@ export async function runRetention(
   const [{ cutoff }] = await pool<[{ cutoff: Date }]>`
     select date_trunc('day', now() - ${options.days} * interval '24 hours', 'utc') as cutoff`
   const total = { ...NO_ROWS }
+  let obstacle: unknown
   let tries = MAX_TRIES
   async function dropInTime(day: string): Promise<Counts | null> {
     try {
@@ -48,7 +49,12 @@ export async function runRetention(
   for (const day of await daysBefore(pool, cutoff)) {
     const counts = await wholeDay(day)
       .then((whole) => whole ?? rows(pool, day, null))
-      .catch(noneIfGone)
+      .catch((error: unknown) => {
+        // Not gone: else another run has dropped the day that was to be counted.
+        if (isKept(error)) obstacle ??= error
+        else if (!isGone(error)) throw error
+        return NO_ROWS
+      })
     for (const kind of KINDS) total[kind] += counts[kind]
   }
   const leftovers = await rows(pool, 'default', cutoff)
@@ -61,6 +67,7 @@ export async function runRetention(
   }
   if (options.apply) await pool`delete from waybill.attempt_counts where hour < ${cutoff}`
   options.log.info(result, 'retention.run')
+  if (obstacle) throw obstacle
   return result
 }
 
@@ -73,10 +80,4 @@ async function daysBefore(pool: Pool, cutoff: Date): Promise<string[]> {
       and substring(relname from '\\d{8}$') < ${last}
     order by 1`
   return rows.map((row) => row.day)
-}
-
-/** Another run has dropped the day that was to be counted. */
-function noneIfGone(error: unknown): Counts {
-  if (isGone(error)) return NO_ROWS
-  throw error
 }
