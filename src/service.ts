@@ -77,6 +77,7 @@ export async function startService(options: Options): Promise<{ port: number }> 
   // On this pool, since it reads all endpoints, however many there are.
   await requireKeys(retention, secretBox)
   await warnUnlessDurable(pool, log)
+  await warnUnlessOwned(pool, log)
 
   const auth = createAuth(pool, database.adminApiKey, serviceLimits(config))
   if (mode !== 'worker') await pool.listen('waybill_tenants', auth.forget)
@@ -225,4 +226,13 @@ async function warnUnlessDurable(pool: Pool, log: Log): Promise<void> {
   const off = await pool<{ name: string }[]>`
     select name from pg_settings where name in ('fsync', 'full_page_writes', 'synchronous_commit') and setting = 'off' order by name`
   if (off.length > 0) log.warn({ settings: off.map(({ name }) => name) }, 'database.not_durable')
+}
+
+/** Only a table's owner may drop it: weeks later retention would fail, and a later version's migrations, as would making partitions. */
+async function warnUnlessOwned(pool: Pool, log: Log): Promise<void> {
+  const others = await pool<{ owner: string; tables: number }[]>`
+    select relowner::regrole::text as owner, count(*)::int as tables from pg_class
+    where relnamespace in ('waybill'::regnamespace, 'pgboss'::regnamespace) and relkind in ('r', 'p') and not pg_has_role(relowner, 'usage')
+    group by 1`
+  for (const other of others) log.warn(other, 'database.not_owned')
 }

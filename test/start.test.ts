@@ -459,6 +459,24 @@ suite('starting', { concurrency: 3 }, () => {
     await second.stop()
   })
 
+  test('tables of another role, which retention could not drop, are told of at a start', async (t) => {
+    const { sql, limited } = await createWithRole(t)
+    const first = await startService(t, { databaseUrl: limited.href, mode: 'api' })
+    assert.deepEqual(
+      first.logs.filter(({ msg }) => msg === 'database.not_owned'),
+      [],
+    )
+    await first.stop()
+    for (const kind of ['events', 'deliveries'])
+      await sql.text(
+        `alter table waybill.${kind}_default owner to current_user; grant select on waybill.${kind}_default to public`,
+      )
+    const second = await startService(t, { databaseUrl: limited.href, mode: 'api' })
+    const { owner, tables } = await second.logged('database.not_owned')
+    assert.deepEqual({ owner, tables }, { owner: 'waybill', tables: 2 })
+    await second.stop()
+  })
+
   test('a password that an interrupted first start may have left behind opens nothing', async (t) => {
     const cwd = await createDirectory(t)
     const file = `${cwd}/.waybill/keys.json`
