@@ -46,5 +46,7 @@ export async function untilReachable(url: string, log: Log): Promise<string> {
 function withOption(url: string, option: string): string {
   const address = new URL(url)
   address.searchParams.set('options', `${readDatabaseUrl(url).options} ${option}`)
+  // Node writes blanks as pluses.
+  address.search = address.search.replaceAll('+', '%20')
   return address.href
 }

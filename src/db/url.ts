@@ -15,7 +15,8 @@ const SSL_VARIABLES = { sslmode: 'PGSSLMODE', sslrootcert: 'PGSSLROOTCERT', sslc
  * carries no secret.
  */
 export function readDatabaseUrl(text: string, env: Record<string, string | undefined> = process.env) {
-  const url = new URL(text)
+  // Node would read a plus in the query as a blank.
+  const url = new URL(text.replace(/\?.*/, (query) => query.replaceAll('+', '%2B')))
   const asked = url.searchParams
   for (const [name, variable] of Object.entries(SSL_VARIABLES))
     if (env[variable] && !asked.has(name) && !asked.has('ssl')) asked.set(name, env[variable])

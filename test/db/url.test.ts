@@ -47,6 +47,10 @@ const readings: [url: string, read: object][] = [
     'postgres://u@h/d?options=-c%20geqo%3Doff',
     { host: 'h', port: 5432, database: 'd', user: 'u', ssl: false, options: '-c geqo=off' },
   ],
+  [
+    'postgres:///a+b?host=/run&user=u+v&password=p+w%20x',
+    { host: '/run', port: 5432, database: 'a+b', user: 'u+v', password: 'p+w x', ssl: false, options: '' },
+  ],
 ]
 
 /** A database whose server also speaks TLS, with a certificate for 127.0.0.1; `ca` is the file that vouches for it. */
