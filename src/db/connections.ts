@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { LRUCache } from 'lru-cache'
 import { Client, type ClientConfig, DatabaseError, Pool, type PoolClient, type QueryResult } from 'pg'
 import type { Log } from '../log.ts'
 import { setLate } from '../pacing.ts'
@@ -23,6 +24,8 @@ const ENDS = /^($|08|57P|25P0[34]|25006)/
 const ENDINGS = ['commit', 'rollback']
 /** For how long a pool makes do with the connections that it has, once the database, or the role, has no more to give. */
 const FULL_MS = 1000
+/** Warnings that were told within the last hour: some come with each connection. */
+const told = new LRUCache<string, true>({ max: 100, ttl: 3_600_000 })
 
 /**
  * A pool of at most `max` connections, each opened when it is needed. One is closed after `idleMs` without use and `lifetimeSeconds` in
@@ -59,9 +62,11 @@ export function createPool(
       this.connection.on('parameterStatus', ({ parameterName, parameterValue }) => {
         if (parameterName === 'in_hot_standby') standbys[parameterValue === 'on' ? 'add' : 'delete'](this)
       })
-      this.on('notice', ({ code, message }) =>
-        log[code?.startsWith('01') ? 'warn' : 'debug']({ notice: message }, 'database.notice'),
-      )
+      this.on('notice', ({ code, message: notice = '' }) => {
+        const isNews = code?.startsWith('01') && !told.has(notice)
+        if (isNews) told.set(notice, true)
+        log[isNews ? 'warn' : 'debug']({ notice }, 'database.notice')
+      })
     }
   }
 

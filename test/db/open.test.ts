@@ -29,6 +29,21 @@ test('a connection that may wait for ever is kept, with its locks, through an ho
   assert.notEqual(otherLater, other, 'any other is closed')
 })
 
+test('a warning that comes with each connection is told once', async (t) => {
+  const { url } = await createDatabase(t)
+  const log = createLog('silent')
+  const warn = t.mock.method(log, 'warn')
+  for (const warning of ['a version mismatch', 'a version mismatch', 'something else']) {
+    const pool = openDb(url, { log, name: 'test', max: 1 })
+    await pool.text(`do $$ begin raise warning '${warning}'; end $$`)
+    await pool.end()
+  }
+  assert.deepEqual(
+    warn.mock.calls.map(({ arguments: told }) => told),
+    ['a version mismatch', 'something else'].map((notice) => [{ notice }, 'database.notice']),
+  )
+})
+
 test('what went into a query is let go with it, and not only by a full collection', async (t) => {
   const { openPool } = await createDatabase(t)
   const pool = openPool()
