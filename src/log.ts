@@ -69,15 +69,21 @@ function inPages(destination: Destination, tellDropped: (lines: number) => void)
   })
   // A full disk, say. The next write tries again.
   destination.on('error', () => {})
+  const put = () => {
+    if (page !== '') destination.write(page)
+    page = ''
+  }
   const turn = () => {
     clearTimeout(waiting)
     waiting = undefined
     const before = dropped
-    if (page !== '') destination.write(page)
-    page = ''
+    put()
     if (dropped === 0 || dropped > before) return
     dropped = 0
     tellDropped(before)
+    // At once, as a whole page may not fit.
+    put()
+    if (dropped > 0) dropped = before
   }
   const turnAtOnce = () => {
     turn()
