@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { suite, type TestContext, test } from 'node:test'
 import { createDatabase } from './support/database.ts'
 import { assertBooks, publishMany, settled, standingOf, watchInFlight } from './support/deliveries.ts'
+import { startFailing } from './support/queue.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -383,6 +384,16 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
       next_probe_at: null,
     })
     assert.equal(await heldOfAll(), 0)
+  })
+
+  test('no probe is shown of an ordered endpoint whose first delivery waits for its own retry', async (t) => {
+    const { url: databaseUrl, sql } = await createDatabase(t)
+    const { call } = await createTenant(await startService(t, { databaseUrl, mode: 'api' }), { tenant_id: 'acme' })
+    const { endpoint } = await startFailing(sql, [false, true])
+    const probeAt = async () => (await call('GET', `/v1/endpoints/${endpoint}`)).body.next_probe_at
+    assert.notEqual(await probeAt(), null)
+    await sql`update waybill.endpoints set ordered = true`
+    assert.equal(await probeAt(), null)
   })
 
   test('an endpoint that recovers is announced', async (t) => {

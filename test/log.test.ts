@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { execFileSync, spawn } from 'node:child_process'
+import { execFileSync, spawn, spawnSync } from 'node:child_process'
 import { once } from 'node:events'
 import { closeSync, openSync } from 'node:fs'
 import { join } from 'node:path'
@@ -184,6 +184,16 @@ test('a mistake of ours that nobody catches is the last line of the log, without
   const { level, msg, err } = program.logs.at(-1)!
   assert.deepEqual([level, msg, (err as Error).message], ['fatal', 'service.failed', 'boom'])
   assert.ok(!(program.stdout() + program.stderr()).includes('hunter2'))
+})
+
+test('what no line should carry is masked in one that does', () => {
+  const names = ['authorization', 'signing_secret', 'api_key', 'payload']
+  const fields = JSON.stringify(Object.fromEntries(names.map((name) => [name, 'canary'])))
+  const script = `import { createLog } from ${LOG}
+    createLog('info').info(${fields}, 'a line')`
+  const { stdout } = spawnSync(process.execPath, ['--input-type=module', '-e', script], { encoding: 'utf8' })
+  const line = JSON.parse(stdout)
+  for (const name of names) assert.equal(line[name], '***')
 })
 
 test('no line of the log holds a payload or a response', async (t) => {

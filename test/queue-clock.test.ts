@@ -164,6 +164,15 @@ test('the queue clock is set back in any case before it comes near the retries, 
   assert.equal((await claim(sql)).length, 100)
 })
 
+test('what waits while the queue clock is set back moves it on from there', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`update waybill.queue_clock set tag = 2e8`
+  await queueAt(sql, [2e8 + 5])
+  await sql`select waybill.rebase_queue()`
+  await claim(sql)
+  assert.deepEqual([...(await sql`select tag from waybill.queue_clock`)], [{ tag: 5 }])
+})
+
 test('the queue clock is set back although the counters of an endpoint are busy for longer than it would wait for tables', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   await startFailing(sql, [])

@@ -227,18 +227,21 @@ test('a day of which more is live than can be moved in a moment keeps its tables
 }, async (t) => {
   const { sql, tenant, off, runRetention, daysLeft, count } = await startOld(t)
   const days = []
-  for (const ago of [40, 41, 42]) days.push(await makeDay(sql, ago))
+  for (const ago of [40, 41, 42, 43, 44]) days.push(await makeDay(sql, ago))
   const make = (old: Omit<Old, 'endpoints'>) => makeOld(sql, tenant.tenantId, { ...old, endpoints: [off] })
   // With as many deliveries.
   await make({ ago: 40, status: 'pending', count: 5000 })
   await make({ ago: 41, status: 'pending', count: 5001 })
   const [noise] = await sql`select string_agg(md5(n::text), '') as text from generate_series(1, 3200) n`
   await make({ ago: 42, status: 'pending', count: 100, payload: JSON.stringify(noise!.text) })
-  for (const ago of [40, 41, 42]) await make({ ago, status: 'delivered', attempts: 1 })
-  assert.deepEqual(await runRetention(false), [3, 3, 3])
-  assert.deepEqual(await runRetention(), [3, 3, 3])
+  await make({ ago: 43, status: 'retrying', count: 100, attempts: 6 })
+  await sql`update waybill.attempts set response_body = left(${noise!.text}, 16384)`
+  await make({ ago: 44, status: 'retrying', count: 3000, attempts: 2 })
+  for (const ago of [40, 41, 42, 43, 44]) await make({ ago, status: 'delivered', attempts: 1 })
+  assert.deepEqual(await runRetention(false), [5, 5, 5])
+  assert.deepEqual(await runRetention(), [5, 5, 5])
   assert.deepEqual(await daysLeft(...days), days.slice(1))
-  assert.deepEqual(await count(), { pending: 10_101, retrying: 0, delivered: 0, held: 10_101 })
+  assert.deepEqual(await count(), { pending: 10_101, retrying: 3100, delivered: 0, held: 13_201 })
 })
 
 test('while the default partitions are large nothing is moved there, and days of which nothing is live go', {

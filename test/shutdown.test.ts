@@ -62,6 +62,8 @@ suite('SIGTERM', { concurrency: 2 }, () => {
     await unlock()
     await isCut
     assert.deepEqual(exit, { code: 0, signal: null })
+    const isCutOff = service.logs.every(({ msg, part }) => msg !== 'shutdown.not_awaited' || part !== 'http')
+    assert.ok(isCutOff)
   })
 
   for (const [how, away] of [

@@ -7,6 +7,7 @@ import { suite, type TestContext, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { PgBoss } from 'pg-boss'
+import { createSecretBox } from '../src/secrets.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { connect, createDatabase, PASSWORD } from './support/database.ts'
 import { assertBooks, settled } from './support/deliveries.ts'
@@ -552,6 +553,31 @@ suite('starting', { concurrency: 3 }, () => {
     }
     await rm(`${cwd}/.waybill/keys.json`)
     assert.match(await failing(), /keys.json is damaged or gone/)
+  })
+
+  test('a Postgres of its own is for this machine alone, and the operator’s own keys hold there, too', async (t) => {
+    const cwd = await createDirectory(t)
+    const own = 'own-admin-key-0123'
+    const env = { HOST: '127.0.0.1', PORT: '0', ENCRYPTION_KEY, ADMIN_API_KEY: own }
+    const program = runProgram(t, { cwd, env })
+    const url = `http://127.0.0.1:${(await program.logged('service.ready', 60_000)).port}`
+    assert.doesNotMatch(program.stderr(), /Admin key/)
+    const port = (await readFile(`${cwd}/.waybill/postgres/postmaster.pid`, 'utf8')).split('\n')[3]
+    const { databasePassword } = JSON.parse(await readFile(`${cwd}/.waybill/keys.json`, 'utf8'))
+    const sql = connect(`postgres://waybill:${databasePassword}@127.0.0.1:${port}/waybill`)
+    cleanUp(t, () => sql.end())
+    const [where] = await sql`
+      select current_setting('listen_addresses') as addresses, current_setting('unix_socket_directories') as directories`
+    assert.deepEqual({ ...where }, { addresses: '127.0.0.1', directories: '' })
+    const admin = caller(url, own)
+    await admin('POST', '/v1/admin/tenants', { body: { tenant_id: 'acme', tenant_slug: 'acme' } })
+    const { api_key: key } = (await admin('POST', '/v1/admin/api-keys', { body: { tenant_id: 'acme', name: 'k' } }))
+      .body
+    const body = { url: 'https://example.com/', subscribed_events: ['*'] }
+    const { endpoint_id, signing_secret } = (await admin('POST', '/v1/endpoints', { key, body })).body
+    const [row] = await sql`select signing_secret as sealed from waybill.endpoints`
+    const box = createSecretBox([Buffer.from(ENCRYPTION_KEY, 'base64')])
+    assert.equal(box.open(row!.sealed, `acme/${endpoint_id}`), signing_secret)
   })
 
   test('a first start without DATABASE_URL that is interrupted, wherever, does not stop the next one', async (t) => {

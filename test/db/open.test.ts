@@ -29,6 +29,14 @@ test('a connection that may wait for ever is kept, with its locks, through an ho
   assert.notEqual(otherLater, other, 'any other is closed')
 })
 
+test('a connection to a host that is lost ends within seconds', async (t) => {
+  const { openPool } = await createDatabase(t)
+  const [probes] = await openPool()`
+    select current_setting('tcp_keepalives_idle') as idle, current_setting('tcp_keepalives_interval') as interval,
+      current_setting('tcp_keepalives_count') as count, current_setting('tcp_user_timeout') as unsent_ms`
+  assert.deepEqual({ ...probes }, { idle: '5', interval: '2', count: '5', unsent_ms: '15000' })
+})
+
 test('a warning that comes with each connection is told once', async (t) => {
   const { url } = await createDatabase(t)
   const log = createLog('silent')

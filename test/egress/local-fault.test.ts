@@ -4,7 +4,7 @@ import { writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { promisify } from 'node:util'
-import { classify, classifyTls, connectError, LocalFault } from '../../src/egress/failure.ts'
+import { classify, classifyTls, connectError, isLocal, LocalFault } from '../../src/egress/failure.ts'
 import { createDirectory } from '../support/directory.ts'
 import { startDns } from '../support/dns.ts'
 import { startReceiver } from '../support/receiver.ts'
@@ -85,6 +85,12 @@ test('what the system says of a receiver that cannot be reached is not taken for
   const reset = ['ECONNRESET', 'ECONNABORTED', 'EPIPE', 'UND_ERR_SOCKET']
   assert.deepEqual(new Set(reset.map(errorOf)), new Set(['connection_reset']))
   assert.equal(errorOf('ETIMEDOUT'), 'timeout')
+  assert.equal(errorOf('EPROTO'), 'tls_error')
+})
+
+test('what this machine lacks is a fault of its own', () => {
+  for (const code of ['EMFILE', 'ENFILE', 'ENOBUFS', 'ENOMEM'])
+    assert.ok(isLocal(Object.assign(new Error(), { code })), code)
 })
 
 test('faults of TLS that take an old or odd receiver are named', () => {

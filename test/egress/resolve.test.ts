@@ -265,6 +265,18 @@ test('attempts that need the same name at once share one answer; later ones ask 
   assert.equal(dns.questions.get('shared.example'), 4)
 })
 
+test('a name that is resolved leaves no timer behind', async (t) => {
+  const dns = await startDns(loopbackOnly)
+  t.after(dns.close)
+  const { resolve, close } = createResolver({ timeoutMs: 15_000, servers: [dns.address], hostsFile: '/nowhere' })
+  t.after(close)
+  const timers = () => process.getActiveResourcesInfo().filter((kind) => kind === 'Timeout').length
+  await resolve('first.example')
+  const before = timers()
+  for (let nth = 0; nth < 10; nth++) await resolve(`name${nth}.example`)
+  assert.ok(timers() <= before + 1, `${timers() - before} more`)
+})
+
 test('each connect judges anew: a name that turns to a blocked address gets nothing more', async (t) => {
   let address = '127.0.0.1'
   const { post, receiver } = await start(t, (_name, type) => (type === 'A' ? { addresses: [address] } : {}))

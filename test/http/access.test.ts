@@ -3,9 +3,10 @@ import { hash, randomUUID } from 'node:crypto'
 import { after, describe, test } from 'node:test'
 import type { Pool } from '../../src/db/open.ts'
 import { createAuth } from '../../src/http/auth.ts'
+import { createSecretBox } from '../../src/secrets.ts'
 import { rawRequest } from '../support/raw-http.ts'
 import { routesOf } from '../support/routes.ts'
-import { ADMIN_KEY, createTenant, type Reply, startTenant } from '../support/service.ts'
+import { ADMIN_KEY, createTenant, ENCRYPTION_KEY, type Reply, startTenant } from '../support/service.ts'
 import { waitFor } from '../support/wait.ts'
 
 const { sql, service, tenant: owner } = await startTenant({ after }, { mode: 'api' })
@@ -82,6 +83,19 @@ test('who asks after a key was withdrawn is not answered by a look-up from befor
   open()
   await before
   await afterwards
+})
+
+test('who asks once a look-up from before has ended is not answered by it, either', async () => {
+  const { auth, block, open, seen, ask } = slowly()
+  const { tenantId, key } = await createTenant(service)
+  block()
+  const before = ask(key)
+  await waitFor(() => seen.answers === 1)
+  await sql`delete from waybill.api_keys where tenant_id = ${tenantId}`
+  auth.forget()
+  open()
+  await before
+  await assert.rejects(ask(key), { message: 'invalid API key' })
 })
 
 test('of many keys that are looked up at once, each is answered for itself', async () => {
@@ -234,6 +248,13 @@ test('secrets are shown once: no other answer holds one', async () => {
   for (const text of texts) assert.doesNotMatch(text, /whsec_|wb_live_|signing_secret|previous_secret/)
 })
 
+test('a secret that was rotated by an id in capitals can be opened', async () => {
+  const { body } = await owner.call('POST', `/v1/endpoints/${endpoint_id.toUpperCase()}/rotate-secret`)
+  const [row] = await sql`select signing_secret as sealed from waybill.endpoints where endpoint_id = ${endpoint_id}`
+  const box = createSecretBox([Buffer.from(ENCRYPTION_KEY, 'base64')])
+  assert.equal(box.open(row!.sealed, `${owner.tenantId}/${endpoint_id}`), body.signing_secret)
+})
+
 test('a key that was deleted is accepted by no process soon after, nor with a body that had begun before', async (t) => {
   const { sql, service, tenant } = await startTenant(t, { mode: 'api' })
   assert.equal((await tenant.call('GET', '/v1/endpoints')).status, 200)
@@ -246,6 +267,7 @@ test('a key that was deleted is accepted by no process soon after, nor with a bo
   await sql`delete from waybill.api_keys where tenant_id = ${tenant.tenantId}`
   await waitFor(async () => (await tenant.call('GET', '/v1/endpoints')).status === 401, {
     what: 'the key to be refused',
+    timeoutMs: 7000,
   })
   goOn(body.slice(1))
   assert.equal((await late)?.status, 401)

@@ -249,6 +249,7 @@ describe('the reference page', () => {
       '/docs/5.35.0/package.json',
       '/docs/5.35.0/..%2fpackage.json',
       '/docs/x/y',
+      '/docs/5.35.0/constructor',
     ]) {
       assert.equal((await service.call('GET', path)).status, 404, path)
     }

@@ -99,6 +99,7 @@ describe('what is not HTTP', () => {
     ['a folded header', `GET /health HTTP/1.1\r\n${HOST}A: b\r\n c\r\n\r\n`, 400],
     ['a NUL in a header', `GET /health HTTP/1.1\r\n${HOST}A: b\0c\r\n\r\n`, 400],
     ['bare line feeds', 'GET /health HTTP/1.1\nHost: localhost\n\n', 400],
+    ['a Host of more letters than any', `GET /health HTTP/1.1\r\nHost: ${'a'.repeat(301)}\r\n\r\n`, 400],
     ['a Host longer than any', `GET /health HTTP/1.1\r\nHost: ${'%E4%B8%80'.repeat(34)}\r\n\r\n`, 400],
     ['a host in the target longer than any', `GET http://${'a'.repeat(301)}/health HTTP/1.1\r\n${HOST}\r\n`, 400],
     ['1,001 headers', `GET /health HTTP/1.1\r\n${HOST}${'a:b\r\n'.repeat(1000)}\r\n`, 431],
