@@ -416,7 +416,7 @@ suite('starting', { concurrency: 3 }, () => {
     const { url: databaseUrl, sql } = await createDatabase(t, { template: null })
     const [server] = await sql`select current_setting('transaction_timeout', true) is not null as can`
     if (!server?.can) return t.skip('before Postgres 17 there is no such limit')
-    await sql.text(`alter database ${new URL(databaseUrl).pathname.slice(1)} set transaction_timeout = '10ms'`)
+    await sql.text(`alter database ${new URL(databaseUrl).pathname.slice(1)} set transaction_timeout = '100ms'`)
     const receiver = await startReceiver(t)
     const service = await startService(t, { databaseUrl })
     const tenant = await createTenant(service)
