@@ -2,10 +2,10 @@ import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
 import { createClaim } from '../src/flow/claim-due.ts'
 import { createAttempt } from './support/attempts.ts'
-import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
+import { createDatabase, insertEndpoint, lock, waitingForLocks } from './support/database.ts'
 import { publishMany, settled } from './support/deliveries.ts'
 import { gate, startReceiver } from './support/receiver.ts'
-import { startTenant } from './support/service.ts'
+import { startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
 test('hurrying an ordered endpoint reads no deliveries but its own', async (t) => {
@@ -38,7 +38,7 @@ test('hurrying an ordered endpoint reads no deliveries but its own', async (t) =
 /** An ordered endpoint that has one delivery and is about to fail at the next, with a minute's backoff. */
 async function startFailing(t: TestContext) {
   const receiver = await startReceiver(t)
-  const { sql, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '60' } })
+  const { databaseUrl, sql, service, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '60' } })
   const failure = gate(500)
   receiver.script('/old', 200, failure.reply, 200)
   const { endpoint_id } = await tenant.createEndpoint(receiver.url('/old'), { ordered: true })
@@ -46,7 +46,7 @@ async function startFailing(t: TestContext) {
   await waitFor(async () => (await tenant.call('GET', `/v1/deliveries/${first}`)).body.status === 'delivered')
   const [second = ''] = (await tenant.publish()).delivery_ids
   await receiver.until(2, { path: '/old' })
-  return { receiver, sql, tenant, endpoint_id, first, second, fail: failure.open }
+  return { receiver, databaseUrl, sql, service, tenant, endpoint_id, first, second, fail: failure.open }
 }
 
 test('an ordered endpoint whose URL is changed during an attempt that fails does not wait for its backoff', async (t) => {
@@ -65,6 +65,24 @@ test('an older delivery that is replayed during an attempt of an ordered endpoin
   const order = receiver.receipts.map(({ headers }) => headers['service-delivery-id'])
   assert.deepEqual(order, [first, second, first, second])
 })
+
+for (const what of ['a URL that was changed', 'an older delivery that was replayed'])
+  test(`where a worker is interrupted once that failure is recorded, ${what} meanwhile is attended to by a sweep`, async (t) => {
+    const { receiver, databaseUrl, sql, service, tenant, endpoint_id, first, fail } = await startFailing(t)
+    if (what.includes('URL'))
+      await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { url: receiver.url('/new') } })
+    else await tenant.call('POST', `/v1/deliveries/${first}/replay`)
+    const unlock = await lock(sql, 'waybill.replay_requests in access exclusive mode')
+    fail()
+    const interrupt = () =>
+      sql`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%failed%'`
+    await waitFor(async () => (await interrupt()).length > 0, { what: 'the worker to catch up' })
+    await service.logged('record.not_caught_up')
+    await unlock()
+    await startService(t, { databaseUrl, mode: 'worker' })
+    await settled(sql)
+    assert.equal(receiver.at(what.includes('URL') ? '/new' : '/old').length, what.includes('URL') ? 1 : 4)
+  })
 
 test('nor does one whose URL is changed while that failure is being recorded', async (t) => {
   const { receiver, sql, tenant, endpoint_id, fail } = await startFailing(t)

@@ -1,4 +1,5 @@
 import type { Pool } from '../db/open.ts'
+import { catchUpLeftOver } from '../flow/catch-up.ts'
 import { type Loop, startLoop } from '../flow/loop.ts'
 import { replayLeftOver } from '../flow/replay.ts'
 import type { Log } from '../log.ts'
@@ -20,7 +21,7 @@ const NONE: Endpoint = { tenant_id: '', endpoint_id: '00000000-0000-0000-0000-00
 /**
  * The safety net under the queue: a delivery that is due, not held, and without a job (because rows were deleted by hand, or a
  * backup combines two moments) is held, and so comes back with the retries that it had left. One process does it at a time, from
- * endpoint to endpoint, so that it gets through however long the queue is. It also carries out replays that are left over.
+ * endpoint to endpoint, so that it gets through however long the queue is. It also does what should have followed recorded failures.
  */
 export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: number }): Loop {
   const { pool, log } = deps
@@ -39,6 +40,7 @@ export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: num
       const next = await endpointsAfter(pool, before)
       last = next.at(-1) ?? NONE
       if (next.length === 0) return false
+      await catchUpLeftOver(pool, next).catch((error: unknown) => log.error({ err: error }, 'sweep.not_caught_up'))
       const swept = await sweep(pool, next)
       if (swept > 0) log.warn({ deliveries: swept }, 'sweep.jobs_recreated')
       if (swept === MAX_BATCH) last = before
