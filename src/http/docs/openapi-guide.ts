@@ -74,7 +74,7 @@ An endpoint that names one of these types in \`subscribed_events\` (\`*\` does n
 | \`endpoint.recovered\` | \`endpoint_id\` |
 | \`delivery.dead_lettered\` | \`delivery_id\`, \`event_id\`, \`endpoint_id\`, \`event_type\`, \`dead_letter_reason\`, \`attempt_count\` |
 
-Not announced are dead letters that the monthly attempt limit causes, as nothing can be sent then; those of these three types; and those that are replayed before they could be told of, within a second or so.
+An endpoint has recovered when it gets as many deliveries as before: after failures, and also after it was set active, or given another URL, while some were held. Not announced are dead letters that the monthly attempt limit causes, as nothing can be sent then; those of these three types; and those that are replayed before they could be told of, within a second or so.
 
 ## Errors
 Every error is \`{"ok": false, "error": "…", "details": …}\`; the strings do not change, and \`details\` is absent where there is nothing to add.
