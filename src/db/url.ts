@@ -8,6 +8,9 @@ const SSL_MODES = ['disable', 'require', 'verify-ca', 'verify-full']
 /** What libpq takes from the environment where the URL does not say it, besides what the driver takes from there itself. */
 const SSL_VARIABLES = { sslmode: 'PGSSLMODE', sslrootcert: 'PGSSLROOTCERT', sslcert: 'PGSSLCERT', sslkey: 'PGSSLKEY' }
 
+/** A DATABASE_URL whose parameters can be read and set: in its query Node takes a plus for a blank, unlike libpq. */
+export const parsed = (text: string) => new URL(text.replace(/\?.*/, (query) => query.replaceAll('+', '%2B')))
+
 /**
  * What a DATABASE_URL says, as libpq reads it, for a driver that would read it otherwise: the host, which may be the directory of a
  * Unix socket, and how the connection is encrypted (`sslmode`, `sslrootcert`, `sslcert`, `sslkey`; the files are read here, and
@@ -15,8 +18,7 @@ const SSL_VARIABLES = { sslmode: 'PGSSLMODE', sslrootcert: 'PGSSLROOTCERT', sslc
  * carries no secret.
  */
 export function readDatabaseUrl(text: string, env: Record<string, string | undefined> = process.env) {
-  // Node would read a plus in the query as a blank.
-  const url = new URL(text.replace(/\?.*/, (query) => query.replaceAll('+', '%2B')))
+  const url = parsed(text)
   const asked = url.searchParams
   for (const [name, variable] of Object.entries(SSL_VARIABLES))
     if (env[variable] && !asked.has(name) && !asked.has('ssl')) asked.set(name, env[variable])

@@ -7,6 +7,7 @@ import { untilReachable } from '../../src/db/until-reachable.ts'
 import { readDatabaseUrl } from '../../src/db/url.ts'
 import { createLog } from '../../src/log.ts'
 import { AUTHORITY, KEY, TRUSTED } from '../support/certificates.ts'
+import { cleanUp } from '../support/cleanup.ts'
 import { createDatabase } from '../support/database.ts'
 import { settled } from '../support/deliveries.ts'
 import { createDirectory } from '../support/directory.ts'
@@ -102,6 +103,17 @@ suite('DATABASE_URL', { concurrency: 2 }, () => {
     const { url } = await createDatabase(t)
     const reached = await untilReachable(`${url}?options=-c%20geqo%3Doff`, createLog('silent'))
     assert.match(readDatabaseUrl(reached, {}).options, /^-c geqo=off/)
+  })
+
+  test('a plus in its query is one also once a start has added its options', async (t) => {
+    const { url, sql } = await createDatabase(t)
+    const { host, pathname } = new URL(url)
+    const role = `plus+${pathname.slice(1)}`
+    await sql.text(`create role "${role}" login password 'p+w'`)
+    cleanUp(t, () => sql.text(`drop role "${role}"`))
+    const reached = await untilReachable(`postgres://${host}${pathname}?user=${role}&password=p+w`, createLog('silent'))
+    const { user, password } = readDatabaseUrl(reached, {})
+    assert.deepEqual({ user, password }, { user: role, password: 'p+w' })
   })
 
   test('certificates that are replaced are read anew, those that are gone stay as they were', async (t) => {
