@@ -82,8 +82,9 @@ const knowKeys = (table: string) => `
   declare
     two constant uuid[] := array[gen_random_uuid(), gen_random_uuid()];
   begin
-    -- By the statistics, not by the options: those alone are in a dump.
-    if not exists (select from pg_stats where format('%I.%I', schemaname, tablename) = '${table}' and attname = 'name') then
+    -- A dump has the options, but not the statistics.
+    if (select attoptions is null from pg_attribute where attrelid = '${table}'::regclass and attname = 'name')
+      or not exists (select from pg_stats where format('%I.%I', schemaname, tablename) = '${table}' and attname = 'name') then
       alter table ${table} alter column name set (n_distinct = 1), alter column id set (n_distinct = -1);
       insert into ${table} (name, id) select '${DELIVERIES}', id from unnest(two) id;
       analyze ${table};

@@ -46,20 +46,24 @@ async function rowsRead(tx: Db, tables = 'pgboss.%'): Promise<number> {
 
 test('a start gives the queue the statistics that a dump has left out', async (t) => {
   const { url, sql } = await createDatabase(t)
+  const [queue] = await sql`select format('pgboss.%I', table_name) as name from pgboss.queue where name = 'deliveries'`
+  const table: string = queue?.name
   const known = async () => {
     const rows = await sql<{ attname: string; n_distinct: number }[]>`
-      select attname, n_distinct from pg_stats where format('%I.%I', schemaname, tablename) =
-        (select format('pgboss.%I', table_name) from pgboss.queue where name = 'deliveries') and attname in ('id', 'name') order by 1`
+      select attname, n_distinct from pg_stats where format('%I.%I', schemaname, tablename) = ${table} and attname in ('id', 'name')`
     return Object.fromEntries(rows.map(({ attname, n_distinct }) => [attname, n_distinct]))
   }
   const statistics = { id: -1, name: 1 }
   assert.deepEqual(await known(), statistics)
-  await sql`
-    delete from pg_statistic where starelid = (
-      select to_regclass(format('pgboss.%I', table_name)) from pgboss.queue where name = 'deliveries')`
+  await sql`delete from pg_statistic where starelid = ${table}::regclass`
   assert.deepEqual(await known(), {})
   await migrate(url, createLog('silent'), QUEUE)
   assert.deepEqual(await known(), statistics)
+  // As in a queue that was analyzed before it was told what holds for its keys.
+  await sql.text(`alter table ${table} alter column name reset (n_distinct)`)
+  await migrate(url, createLog('silent'), QUEUE)
+  const [told] = await sql`select attoptions from pg_attribute where attrelid = ${table}::regclass and attname = 'name'`
+  assert.deepEqual(told?.attoptions, ['n_distinct=1'])
   assert.deepEqual([...(await sql`select from pgboss.job`)], [])
 })
 
