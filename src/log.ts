@@ -89,13 +89,15 @@ function inPages(destination: Destination, tellDropped: (lines: number) => void)
     turn()
     destination.flush()
   }
-  // Before the destination's own listener, which must find nothing left.
-  process.prependListener('exit', () => {
+  /** Writes all there is, in the order in which it came. */
+  const writeAll = () => {
     flushSync(destination)
     Object.assign(destination, { minLength: Number.MAX_SAFE_INTEGER })
     turn()
     flushSync(destination)
-  })
+  }
+  // Before the destination's own listener, which must find nothing left.
+  process.prependListener('exit', writeAll)
   return {
     write(line: string) {
       page += line
@@ -103,10 +105,7 @@ function inPages(destination: Destination, tellDropped: (lines: number) => void)
       else waiting ??= setTimeout(turnAtOnce, DELAY_MS).unref()
     },
     /** Called by pino for fatal lines. */
-    flushSync() {
-      turn()
-      flushSync(destination)
-    },
+    flushSync: writeAll,
   }
 }
 

@@ -78,6 +78,27 @@ suite('the log', () => {
     )
   })
 
+  test('a program that ends with a fatal line has written that, and told how many were left out before', {
+    timeout: 30_000,
+  }, async (t) => {
+    const lines = 100_000
+    const { child, ended } = startLogging(
+      t,
+      `for (let n = 1; n <= ${lines}; n++) log.info({ n }, 'a line of a hundred bytes, or a little more, when all that comes with it is counted')
+      process.send('ending')
+      log.fatal('the end')
+      process.exit(1)`,
+    )
+    await once(child, 'message')
+    const read: { n?: number; msg: string; lines?: number }[] = []
+    createInterface(child.stdout!).on('line', (line) => read.push(JSON.parse(line)))
+    assert.deepEqual(await ended, [1, null])
+    const dropped = read.reduce((sum, line) => sum + (line.lines ?? 0), 0)
+    assert.ok(dropped > 0)
+    assert.equal(read.filter(({ n }) => n !== undefined).length + dropped, lines)
+    assert.equal(read.filter(({ msg }) => msg === 'the end').length, 1)
+  })
+
   test('a program whose log is in a pipe that nobody reads goes on, and ends in time', {
     timeout: 30_000,
   }, async (t) => {
