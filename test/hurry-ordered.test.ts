@@ -35,10 +35,10 @@ test('hurrying an ordered endpoint reads no deliveries but its own', async (t) =
   assert.equal(yesterday?.read, 0)
 })
 
-/** An ordered endpoint that has one delivery and is about to fail at the next, with a minute's backoff. */
+/** An ordered endpoint that has one delivery and is about to fail at the next, with an hour's backoff. */
 async function startFailing(t: TestContext) {
   const receiver = await startReceiver(t)
-  const { databaseUrl, sql, service, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '60' } })
+  const { databaseUrl, sql, service, tenant } = await startTenant(t, { env: { RETRY_DELAY_SECONDS: '3600' } })
   const failure = gate(500)
   receiver.script('/old', 200, failure.reply, 200)
   const { endpoint_id } = await tenant.createEndpoint(receiver.url('/old'), { ordered: true })

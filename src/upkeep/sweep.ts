@@ -20,8 +20,9 @@ const NONE: Endpoint = { tenant_id: '', endpoint_id: '00000000-0000-0000-0000-00
 
 /**
  * The safety net under the queue: a delivery that is due, not held, and without a job (because rows were deleted by hand, or a
- * backup combines two moments) is held, and so comes back with the retries that it had left. One process does it at a time, from
- * endpoint to endpoint, so that it gets through however long the queue is. It also does what should have followed recorded failures.
+ * backup combines two moments) is held, and so comes back with the retries that it had left. One process at a time looks for
+ * these, from endpoint to endpoint, so that it gets through however long the queue is. Each also does what should have followed failures
+ * that are recorded.
  */
 export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: number }): Loop {
   const { pool, log } = deps
