@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { DatabaseError } from 'pg'
 import type { Log } from '../log.ts'
 import { openDb } from './open.ts'
-import { parsed, readDatabaseUrl } from './url.ts'
+import { parseUrl, readDatabaseUrl } from './url.ts'
 
 /** How long a start waits for a database that is not there yet; whoever supervises the process may then start it anew. */
 const START_PATIENCE_MS = 60_000
@@ -44,7 +44,7 @@ export async function untilReachable(url: string, log: Log): Promise<string> {
 }
 
 function withOption(url: string, option: string): string {
-  const address = parsed(url)
+  const address = parseUrl(url)
   address.searchParams.set('options', `${readDatabaseUrl(url).options} ${option}`)
   // Node writes blanks as pluses.
   address.search = address.search.replaceAll('+', '%20')

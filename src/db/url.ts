@@ -9,7 +9,7 @@ const SSL_MODES = ['disable', 'require', 'verify-ca', 'verify-full']
 const SSL_VARIABLES = { sslmode: 'PGSSLMODE', sslrootcert: 'PGSSLROOTCERT', sslcert: 'PGSSLCERT', sslkey: 'PGSSLKEY' }
 
 /** A DATABASE_URL whose parameters can be read and set: in its query Node takes a plus for a blank, unlike libpq. */
-export const parsed = (text: string) => new URL(text.replace(/\?.*/, (query) => query.replaceAll('+', '%2B')))
+export const parseUrl = (text: string) => new URL(text.replace(/\?.*/, (query) => query.replaceAll('+', '%2B')))
 
 /**
  * What a DATABASE_URL says, as libpq reads it, for a driver that would read it otherwise: the host, which may be the directory of a
@@ -18,7 +18,7 @@ export const parsed = (text: string) => new URL(text.replace(/\?.*/, (query) => 
  * carries no secret.
  */
 export function readDatabaseUrl(text: string, env: Record<string, string | undefined> = process.env) {
-  const url = parsed(text)
+  const url = parseUrl(text)
   const asked = url.searchParams
   for (const [name, variable] of Object.entries(SSL_VARIABLES))
     if (env[variable] && !asked.has(name) && !asked.has('ssl')) asked.set(name, env[variable])
