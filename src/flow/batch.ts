@@ -1,3 +1,4 @@
+import { awakeMs } from '../awake.ts'
 import { isRefusal } from '../db/errors.ts'
 import { retried } from '../db/retried.ts'
 import { inTurn } from '../in-turn.ts'
@@ -26,6 +27,7 @@ export function createBatcher<Item, Result>(options: {
   patienceMs?: number
   run: (items: Item[]) => Promise<Result[]>
 }): (item: Item) => Promise<Result> {
+  /** `since`: by `awakeMs`. */
   type Waiting = { item: Item; since: number; resolve: (result: Result) => void; reject: (error: unknown) => void }
   const { maxWeight = Infinity, weigh = () => 0, owner = () => '' } = options
   let waiting: Waiting[] = []
@@ -110,7 +112,7 @@ export function createBatcher<Item, Result>(options: {
   }
 
   function giveUpLate(): void {
-    const oldest = performance.now() - (options.patienceMs ?? Infinity)
+    const oldest = awakeMs() - (options.patienceMs ?? Infinity)
     const { late = [], inTime = [] } = Object.groupBy(waiting, ({ since }) => (since < oldest ? 'late' : 'inTime'))
     for (const entry of late) entry.reject(new Error('waited too long for the database'))
     waiting = inTime
@@ -118,7 +120,7 @@ export function createBatcher<Item, Result>(options: {
 
   return (item) =>
     new Promise((resolve, reject) => {
-      waiting.push({ item, since: performance.now(), resolve, reject })
+      waiting.push({ item, since: awakeMs(), resolve, reject })
       // A turn later, so that requests that were read from sockets together share a batch.
       if (waiting.length === 1) setImmediate(next)
     })

@@ -1,3 +1,4 @@
+import { awakeMs } from '../awake.ts'
 import { createWatch } from '../watch.ts'
 
 /** How long a request may wait for the database in all. Clients are promised an answer in 5 s, whatever the database does. */
@@ -14,17 +15,17 @@ export function startDeadline(): <T>(step: () => Promise<T>) => Promise<T> {
   let leftMs = DEADLINE_MS
   return (step) =>
     new Promise((resolve, reject) => {
-      const began = performance.now()
+      const began = awakeMs()
       const until = began + leftMs
       const running = step()
       const leave = watch(() => {
-        if (performance.now() < until) return
+        if (awakeMs() < until) return
         end()
         reject(new Error('the database has not answered in time'))
       })
       const end = () => {
         leave()
-        leftMs -= performance.now() - began
+        leftMs -= awakeMs() - began
       }
       running.finally(end).then(resolve, reject)
     })

@@ -150,6 +150,18 @@ test('who has waited for too long is rejected and not run, and those who came la
   assert.deepEqual(sizes, [1, 1])
 })
 
+test('who has waited because the process stood still is not rejected', async () => {
+  const { submit, release } = squaring({ hold: true, patienceMs: 1000 })
+  const first = submit(1)
+  await new Promise((resolve) => setImmediate(resolve))
+  const second = submit(2)
+  const until = performance.now() + 1500
+  while (performance.now() < until);
+  await release()
+  await release()
+  assert.deepEqual([await first, await second], [1, 4])
+})
+
 test('a batch that the database was too slow for fails whole, and not one by one', async () => {
   let runs = 0
   const submit = createBatcher<number, number>({

@@ -17,10 +17,10 @@ test('the steps of a request have four seconds together, not each', async () => 
   assert.ok(took >= 4000 && took < 6400, `${took} ms`)
 })
 
-test('a step that ended while the process stood still is not late', async (t) => {
+test('what takes no longer than the process stood still, and a moment, is not late', async (t) => {
   const worker = new Worker(
     `const { parentPort } = require('node:worker_threads')
-    parentPort.on('message', () => parentPort.postMessage('done'))`,
+    parentPort.on('message', () => setTimeout(() => parentPort.postMessage('done'), 4700))`,
     { eval: true },
   )
   t.after(() => worker.terminate())
