@@ -281,6 +281,26 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     })
   })
 
+  test('an attempt that is waited for after SIGTERM stays in the hands of its worker', async (t) => {
+    const { database, receiver, startWorker, tenant, attemptsOf } = await start(t, { SHUTDOWN_GRACE_SECONDS: '120' })
+    const { reply, open } = gate(200)
+    receiver.script('/hook', reply)
+    const worker = await startWorker()
+    const { delivery_ids } = await tenant.publish()
+    await receiver.until(1)
+    worker.signal('SIGTERM')
+    await worker.logged('service.stopping')
+    const touched = async () =>
+      (await database.sql`select heartbeat_on as at from pgboss.job where name = 'deliveries'`)[0]!.at
+    for (let times = 0, last = await touched(); times < 2; times++)
+      last = await waitFor(async () => Number(await touched()) > Number(last) && touched(), {
+        what: 'its claim to be touched',
+      })
+    open()
+    assert.deepEqual(await worker.exited, { code: 0, signal: null })
+    assert.deepEqual(await attemptsOf(delivery_ids[0]!), [[1, 200, null, 'succeeded']])
+  })
+
   test('an attempt that outlasts the grace is handed back, told of in the log, and costs nothing', async (t) => {
     const { id, database, startWorker, deliveryOf, attemptsOf, becomes } = await handedBack(async () => {
       const world = await start(t, {
