@@ -301,6 +301,31 @@ suite('crashes and shutdowns', { concurrency: 4 }, () => {
     assert.deepEqual(await attemptsOf(delivery_ids[0]!), [[1, 200, null, 'succeeded']])
   })
 
+  test('what waits for a slot of its endpoint at SIGTERM is handed back', async (t) => {
+    const { database, receiver, startWorker, tenant } = await start(t, { ENDPOINT_CONCURRENCY: '1' })
+    const { reply, open } = gate(200)
+    receiver.script('/hook', 200, ...Array<Reply>(39).fill(200), reply)
+    for (let n = 0; n < 100; n++) await tenant.publish()
+    const read = async () => {
+      const [row] = await database.sql`
+        select count(*) filter (where status = 'delivered')::int as delivered,
+          (select count(*)::int from pgboss.job where name = 'deliveries' and state = 'active') as claimed from waybill.deliveries`
+      return { ...row } as { delivered: number; claimed: number }
+    }
+    const worker = await startWorker()
+    // Others wait behind the last one, for about a second.
+    const wait = async () => {
+      const { delivered, claimed } = await read()
+      return delivered === 40 && claimed > 1
+    }
+    await waitFor(wait, { intervalMs: 5, what: 'some to wait' })
+    worker.signal('SIGTERM')
+    await worker.logged('service.stopping')
+    await waitFor(async () => (await read()).claimed === 1, { what: 'these to be handed back' })
+    open()
+    assert.deepEqual(await worker.exited, { code: 0, signal: null })
+  })
+
   test('an attempt that outlasts the grace is handed back, told of in the log, and costs nothing', async (t) => {
     const { id, database, startWorker, deliveryOf, attemptsOf, becomes } = await handedBack(async () => {
       const world = await start(t, {
