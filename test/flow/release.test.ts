@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
+import { DatabaseError } from 'pg'
 import type { Pool } from '../../src/db/open.ts'
 import { createLanes, type Lanes } from '../../src/flow/lanes/lanes.ts'
 import { startReleaser } from '../../src/flow/release.ts'
@@ -179,6 +180,27 @@ test('what may be released is found by one look-up for each endpoint, also where
   await releaser.stop()
   const rows = (await read()) - before
   assert.ok(rows <= (looks - first + 1) * 2100, `${rows} rows in ${looks - first} looks`)
+})
+
+test('a release that Postgres gives up because of others is made all the same, and nobody is told', async (t) => {
+  const { sql } = await createDatabase(t)
+  await startFailing(sql, [true])
+  await sql`update waybill.endpoint_stats set next_probe_at = now()`
+  let tries = 0
+  const pool = new Proxy(sql, {
+    apply(pool, self, [text, ...values]) {
+      if (String(text).includes('release_held') && tries++ === 0)
+        throw Object.assign(new DatabaseError('deadlock detected', 0, 'error'), { code: '40P01' })
+      return Reflect.apply(pool, self, [text, ...values])
+    },
+  })
+  const told: unknown[] = []
+  const log = Object.assign(createLog('silent'), { error: (...line: unknown[]) => void told.push(line) })
+  const lanes = createLanes({ cap: 50, slots: 200 })
+  const releaser = startReleaser({ pool, lanes, hasBacklog: () => true, leaseSeconds: 25, log })
+  cleanUp(t, releaser.stop)
+  await waitFor(async () => (await sql`select from waybill.endpoint_stats where held = 0`).length === 1)
+  assert.deepEqual([tries, told], [2, []])
 })
 
 test('a probe that does not come back in time has the oldest delivery that is held probed, also one that is older', async (t) => {
