@@ -203,6 +203,32 @@ test('a release that Postgres gives up because of others is made all the same, a
   assert.deepEqual([tries, told], [2, []])
 })
 
+test('a look that leaves endpoints out does not tell that these have nothing held', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
+  const hold = (count: number) => sql`
+    with e as (
+      insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+      select 'acme', gen_random_uuid(), 'http://x', array['*'], '' from generate_series(1, ${count}) returning *
+    )
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held) select tenant_id, endpoint_id, 1, 1 from e`
+  let told: [number, boolean] | undefined
+  const lanes = {
+    ...createLanes({ cap: 50, slots: 200 }),
+    noteHeld(ids: Set<string>, { all }: { all: boolean }) {
+      told = [ids.size, all]
+    },
+    reserve: () => 0,
+  }
+  await hold(499)
+  release(t, sql, lanes)
+  await waitFor(() => told, { what: 'a look' })
+  assert.deepEqual(told, [499, true])
+  await hold(2)
+  await waitFor(() => told![0] > 499, { what: 'another look' })
+  assert.deepEqual(told, [500, false])
+})
+
 test('a probe that does not come back in time has the oldest delivery that is held probed, also one that is older', async (t) => {
   const { sql } = await createDatabase(t)
   const { endpoint, ids } = await startFailing(sql, [true, false])
