@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
+import type { Pool } from '../src/db/open.ts'
+import { catchUp, catchUpLeftOver } from '../src/flow/catch-up.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
 import { createAttempt } from './support/attempts.ts'
 import { createDatabase, insertEndpoint, lock, waitingForLocks } from './support/database.ts'
@@ -33,6 +35,36 @@ test('hurrying an ordered endpoint reads no deliveries but its own', async (t) =
     select seq_tup_read::int as read from pg_stat_user_tables
     where relname = 'deliveries_' || to_char((now() at time zone 'utc')::date - 1, 'YYYYMMDD')`
   assert.equal(yesterday?.read, 0)
+})
+
+/** A delivery to an ordered endpoint that waits an hour for its retry. */
+async function makeWaiting(sql: Pool) {
+  const endpoint = await insertEndpoint(sql)
+  await publishMany(sql, 'acme', 1)
+  await sql`update waybill.endpoints set ordered = true`
+  const [job] = await sql<{ id: string }[]>`
+    update pgboss.job set state = 'retry', started_on = now(), start_after = now() + interval '1 hour' where name = 'deliveries' returning id`
+  await sql`update waybill.deliveries set status = 'retrying', next_attempt_at = now() + interval '1 hour'`
+  await sql`update waybill.endpoint_stats set pending = 0, retrying = 1`
+  const isDue = async () =>
+    (await sql`select from pgboss.job where name = 'deliveries' and start_after <= now()`).length === 1
+  return { endpoint, delivery: job!.id, isDue }
+}
+
+test('a URL that is being changed when a failure has been recorded is waited for, and then tried at once', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const { endpoint, delivery, isDue } = await makeWaiting(sql)
+  const { catchingUp } = await sql.begin(async (changing) => {
+    // As a change does, which finds nothing to hurry before the failure is recorded.
+    await changing`select from waybill.endpoints for update`
+    const failed = { tenantId: 'acme', endpointId: endpoint, url: 'http://x', deliveryId: delivery }
+    const catchingUp = catchUp(newSession(), [failed])
+    await waitFor(() => waitingForLocks(sql), { what: 'it to wait for the change' })
+    await changing`update waybill.endpoints set url = 'http://y'`
+    return { catchingUp }
+  })
+  await catchingUp
+  assert.ok(await isDue())
 })
 
 /** An ordered endpoint that has one delivery and is about to fail at the next, with an hour's backoff. */
