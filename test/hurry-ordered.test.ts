@@ -67,6 +67,21 @@ test('a URL that is being changed when a failure has been recorded is waited for
   assert.ok(await isDue())
 })
 
+test('a retry of an ordered endpoint whose last attempt went to the URL that it has now keeps its backoff', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, delivery, isDue } = await makeWaiting(sql)
+  await sql`update waybill.deliveries set attempt_count = 2`
+  for (const [nth, url] of ['http://before', 'http://x'].entries())
+    await sql`
+      insert into waybill.attempts (tenant_id, delivery_id, endpoint_id, url, attempt_number, status_code, error, response_truncated, duration_ms, retry_state, started_at)
+      values ('acme', ${delivery}, ${endpoint}, ${url}, ${nth + 1}, 500, 'http_status', false, 1, 'will_retry', now())`
+  await catchUpLeftOver(sql, [{ tenant_id: 'acme', endpoint_id: endpoint }])
+  assert.equal(await isDue(), false)
+  await sql`update waybill.endpoints set url = 'http://before'`
+  await catchUpLeftOver(sql, [{ tenant_id: 'acme', endpoint_id: endpoint }])
+  assert.equal(await isDue(), true)
+})
+
 /** An ordered endpoint that has one delivery and is about to fail at the next, with an hour's backoff. */
 async function startFailing(t: TestContext) {
   const receiver = await startReceiver(t)
