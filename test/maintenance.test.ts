@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { PATIENCE_MS } from '../src/db/open.ts'
 import { createLog } from '../src/log.ts'
 import { createBoss } from '../src/queue.ts'
-import { createDatabase, type TestDatabase, waitingFor } from './support/database.ts'
+import { createDatabase, insertEndpoint, type TestDatabase, waitingFor } from './support/database.ts'
 import { ADMIN_KEY, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -123,6 +124,22 @@ test('retention on its schedule keeps as many days as it is told to', async (t) 
   await waitFor(async () => (await left()) < 3, { timeoutMs: 30_000, what: 'the scheduled run' })
   assert.equal(await left(), 2)
   await waitFor(() => service.logs.some(({ msg, applied }) => msg === 'retention.run' && applied))
+})
+
+test('what is placed by the queue clock as it was before it was set back is brought to it by the same run', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  await startService(t, { databaseUrl: url, mode: 'worker' })
+  await sql`update waybill.queue_clock set tag = 2e8`
+  await makeDue(url, ['queue_clock'])
+  const clock = async () => (await sql<{ tag: number }[]>`select tag from waybill.queue_clock`)[0]!.tag
+  await waitFor(async () => (await clock()) < 1000, { timeoutMs: 30_000, what: 'it to be set back' })
+  // Whoever had read it before may commit as late as this.
+  const over = Date.now() + PATIENCE_MS
+  await waitFor(() => Date.now() > over)
+  await insertEndpoint(sql)
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, tag) select tenant_id, endpoint_id, 2e8 from waybill.endpoints`
+  const isGathered = async () => (await sql`select from waybill.endpoint_stats where tag < 1000`).length === 1
+  await waitFor(isGathered, { timeoutMs: 30_000, what: 'the endpoint to have a place again' })
 })
 
 test('what is far ahead of the queue clock is brought to it on schedule', async (t) => {
