@@ -142,6 +142,22 @@ test('what is placed by the queue clock as it was before it was set back is brou
   await waitFor(isGathered, { timeoutMs: 30_000, what: 'the endpoint to have a place again' })
 })
 
+test('scheduled work that an earlier version has set up is done as it is to be now', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const read = async () => [
+    ...(await sql`
+      select name, retry_limit, retry_delay, expire_seconds, heartbeat_seconds from pgboss.queue where name = any(${SCHEDULED}) order by name`),
+  ]
+  const start = () => startService(t, { databaseUrl: url, mode: 'worker' })
+  await (await start()).stop()
+  const made = await read()
+  assert.equal(made.length, SCHEDULED.length)
+  await sql`
+    update pgboss.queue set retry_limit = 2, retry_delay = 0, expire_seconds = 900, heartbeat_seconds = null where name = any(${SCHEDULED})`
+  await start()
+  assert.deepEqual(await read(), made)
+})
+
 test('what is far ahead of the queue clock is brought to it on schedule', async (t) => {
   const { databaseUrl: url, sql, tenant } = await startTenant(t)
   await tenant.createEndpoint('http://127.0.0.1:9/never')
