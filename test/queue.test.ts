@@ -149,6 +149,20 @@ test('claiming and finishing read their own jobs, by plans from when the queue w
   assert.ok(read > 0 && read < 4 * claimed.length, `${read} rows of the queue were read`)
 })
 
+test('what has lost its worker is looked for without reading what waits', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  await queueAt(sql, Array(2000).fill(1))
+  await sql`
+    update pgboss.job set state = 'active', started_on = now(), heartbeat_on = now() - interval '11 seconds'
+    where name = 'deliveries' and id = (select id from pgboss.job limit 1)`
+  await newSession().begin(async (tx) => {
+    const found = await tx`select from waybill.take_back(interval '10 seconds', 3, 5, 500, true)`
+    assert.equal(found.length, 1)
+    const read = await rowsRead(tx)
+    assert.ok(read < 100, `read ${read} rows`)
+  })
+})
+
 test('recording reads its own deliveries, by a plan from when there were none', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   const session = newSession()
