@@ -163,6 +163,31 @@ test('what has lost its worker is looked for without reading what waits', async 
   })
 })
 
+test('the queue is to be vacuumed early and its pages to have room, unless somebody has set it otherwise', async (t) => {
+  const { url, sql } = await createDatabase(t)
+  const [queue] = await sql`select format('pgboss.%I', table_name) as name from pgboss.queue where name = 'deliveries'`
+  const options = async () =>
+    (
+      await sql<{ options: string[] }[]>`
+        select reloptions as options from pg_class where oid in (
+          select unnest(array[conrelid, conindid]) from pg_constraint where contype = 'p' and conrelid = ${queue!.name}::regclass)
+        order by relkind desc`
+    ).map(({ options }) => options.sort())
+  assert.deepEqual(await options(), [
+    [
+      'autovacuum_vacuum_cost_delay=0',
+      'autovacuum_vacuum_scale_factor=0.01',
+      'autovacuum_vacuum_threshold=1000',
+      'fillfactor=70',
+    ],
+    ['fillfactor=50'],
+  ])
+  await sql.text(`alter table ${queue!.name} set (autovacuum_vacuum_threshold = 5000)`)
+  const own = await options()
+  await migrate(url, createLog('silent'), QUEUE)
+  assert.deepEqual(await options(), own)
+})
+
 test('recording reads its own deliveries, by a plan from when there were none', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   const session = newSession()
