@@ -4,8 +4,10 @@ import type { Pool } from '../src/db/open.ts'
 import { fragment } from '../src/db/statement.ts'
 import { createPublish } from '../src/flow/publish.ts'
 import { createReplay } from '../src/flow/replay.ts'
-import { deleteKeys } from '../src/upkeep/prune.ts'
-import { createDatabase, waitingFor, waitingForLocks } from './support/database.ts'
+import { createLog } from '../src/log.ts'
+import { deleteKeys, pruneRows } from '../src/upkeep/prune.ts'
+import { runRetention } from '../src/upkeep/retention.ts'
+import { createDatabase, lock, waitingFor, waitingForLocks } from './support/database.ts'
 import { gate, startReceiver } from './support/receiver.ts'
 import { ADMIN_KEY, createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -152,6 +154,41 @@ test('an old delivery that is replayed while retention runs is kept with its eve
   }
   const [stats] = await sql`select pending::int, delivered::int from waybill.endpoint_stats`
   assert.deepEqual({ ...stats }, { pending: replays.filter(({ status }) => status === 202).length, delivered: 0 })
+})
+
+test('an old delivery that is replayed while retention looks for what is finished is kept with its event', async (t) => {
+  const { sql, newSession, openPool, tenant, makeEndpoint, count } = await startOld(t)
+  const done = await makeEndpoint('/done')
+  const [old, other] = await makeOld(sql, tenant.tenantId, {
+    ago: 40,
+    status: 'delivered',
+    endpoints: [done],
+    count: 2,
+  })
+  // Its look stops in the middle, for as long as the test likes, and sees what was finished when it began.
+  await sql.text(`
+    create function public.wait() returns boolean language plpgsql as $$ begin
+      perform pg_advisory_xact_lock_shared(4711);
+      return true;
+    end $$;
+    alter table waybill.events_default rename to events_rest;
+    create view waybill.events_default as select * from waybill.events_rest where public.wait()`)
+  const barrier = newSession()
+  await barrier`select pg_advisory_lock(4711)`
+  const pruning = pruneRows(openPool({ patienceMs: 60_000 }), 'default', new Date())
+  pruning.catch(() => {})
+  const isLooking = () =>
+    sql`select from pg_stat_activity where datname = current_database() and wait_event = 'advisory'`
+  await waitFor(async () => (await isLooking()).length > 0, { what: 'it to look' })
+  const { status } = await tenant.call('POST', `/v1/deliveries/${old!.delivery_id}/replay`)
+  assert.equal(status, 202)
+  await barrier`select pg_advisory_unlock(4711)`
+  assert.deepEqual(await pruning, { events: 1, deliveries: 1, attempts: 0 })
+  const kept = await Promise.all(
+    [old, other].map(async (one) => (await tenant.call('GET', `/v1/deliveries/${one!.delivery_id}`)).status),
+  )
+  assert.deepEqual(kept, [200, 404])
+  assert.deepEqual(await count(), { pending: 1, retrying: 0, delivered: 0, held: 0 })
 })
 
 test('a day that a run had put aside when it died is deleted by the next one, with its counts', async (t) => {
