@@ -508,6 +508,24 @@ test('a day that is read for long, as by a dump, loses its rows, is told of, and
   assert.deepEqual(await count(), { pending: 1, retrying: 0, delivered: 0, held: 1 })
 })
 
+test('a day that is being vacuumed is waited for while nobody else has to wait', async (t) => {
+  const { sql, service, runRetention, daysLeft } = await startOld(t)
+  const day = await makeDay(sql, 40)
+  const unlock = await lock(sql, `waybill.deliveries_${day} in share update exclusive mode`)
+  const running = runRetention()
+  // After a second, autovacuum would give way.
+  const waiting = () => sql`
+    select from pg_stat_activity where datname = current_database() and application_name like '%retention' and wait_event_type = 'Lock'
+      and query_start < now() - interval '1.2 seconds'`
+  await waitFor(async () => (await waiting()).length > 0, { what: 'retention to wait' })
+  for (const kind of KINDS)
+    await sql.begin((other) => other.text(`lock table only waybill.${kind} in row exclusive mode nowait`))
+  await unlock()
+  await running
+  assert.deepEqual(await daysLeft(day), [])
+  assert.ok(service.logs.every(({ msg }) => msg !== 'retention.day_in_use'))
+})
+
 test('a run that cannot drop a day fails, rather than calling the day in use, once the others are dropped', async (t) => {
   const { sql, service, daysLeft } = await startOld(t)
   const day = await makeDay(sql, 40)
