@@ -526,6 +526,28 @@ test('a day that is being vacuumed is waited for while nobody else has to wait',
   assert.ok(service.logs.every(({ msg }) => msg !== 'retention.day_in_use'))
 })
 
+test('where others do not let go of a day, there is but one try for each of the next ones', async (t) => {
+  const { sql } = await createDatabase(t)
+  for (const ago of [42, 41, 40]) await makeDay(sql, ago)
+  let tries = 0
+  const pool = new Proxy(sql, {
+    get(pool, name) {
+      if (name === 'begin') tries++
+      return Reflect.get(pool, name)
+    },
+  })
+  const triesBefore: number[] = []
+  const log = Object.assign(createLog('silent'), {
+    warn: () => void triesBefore.push(tries),
+  })
+  const unlock = await lock(sql, 'waybill.deliveries in access share mode')
+  await runRetention(pool, { days: 30, apply: true, log })
+  await unlock()
+  const [first, second, third] = triesBefore as [number, number, number]
+  // Of a day that stays, its rows are looked at.
+  assert.deepEqual([second - first, third - second], [2, 2])
+})
+
 test('a run that cannot drop a day fails, rather than calling the day in use, once the others are dropped', async (t) => {
   const { sql, service, daysLeft } = await startOld(t)
   const day = await makeDay(sql, 40)
