@@ -7,6 +7,7 @@ import { suite, type TestContext, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { PgBoss } from 'pg-boss'
+import { isAlive, stopLeftover } from '../src/left-behind.ts'
 import { createSecretBox } from '../src/secrets.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { connect, createDatabase, PASSWORD } from './support/database.ts'
@@ -117,6 +118,17 @@ suite('starting', { concurrency: 3 }, () => {
     const env = { PATH: process.env.PATH, DATABASE_URL: databaseUrl }
     await promisify(execFile)(process.execPath, [MIGRATE], { env })
     await startService(t, { databaseUrl, args: ['--no-migrate'] })
+  })
+
+  test('what migrates alone waits for a database that is not there yet', async (t) => {
+    const { url, sql } = await createDatabase(t, { template: null })
+    const proxy = await startProxy(t, url)
+    await proxy.cut()
+    const program = runProgram(t, { main: MIGRATE, env: { DATABASE_URL: proxy.url } })
+    await program.logged('database.waiting')
+    await proxy.restore()
+    assert.deepEqual(await program.exited, { code: 0, signal: null })
+    assert.ok((await sql`select from waybill.migrations`).length > 0)
   })
 
   test('what migrates alone takes no flags, and does nothing when it is given one', async (t) => {
