@@ -567,6 +567,16 @@ suite('starting', { concurrency: 3 }, () => {
     assert.match(await failing(), /keys.json is damaged or gone/)
   })
 
+  test('a process that has the pid of a Postgres which a killed run has left is not ended', async (t) => {
+    const cwd = await createDirectory(t)
+    const other = spawn('sleep', ['60'])
+    cleanUp(t, () => void other.kill())
+    await once(other, 'spawn')
+    await writeFile(`${cwd}/postmaster.pid`, `${other.pid}\n${cwd}\n`)
+    await stopLeftover(cwd)
+    assert.equal(await isAlive(other.pid!), true)
+  })
+
   test('a Postgres of its own is for this machine alone, and the operator’s own keys hold there, too', async (t) => {
     const cwd = await createDirectory(t)
     const own = 'own-admin-key-0123'
