@@ -6,6 +6,7 @@ import { startSweep } from '../src/upkeep/sweep.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, insertEndpoint } from './support/database.ts'
 import { assertBooks, NO_LIMITS, publishMany, settled } from './support/deliveries.ts'
+import { queueAt } from './support/queue.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -315,6 +316,22 @@ test('what is held, waits in a bundle, is due later or has changed a moment ago 
     [lost, held],
   )
   assert.deepEqual([...(await sql`select held::int from waybill.endpoint_stats`)], [{ held: 2 }])
+})
+
+test('lost jobs are found although nothing else of a sweep can be done', async (t) => {
+  const { sql, openPool } = await createWithEndpoint(t)
+  await publishMany(sql, 'acme', 1)
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
+  await sql`alter table waybill.replay_requests rename to gone_1`
+  await sql`alter table waybill.attempts rename to gone_2`
+  const told: string[] = []
+  const log = Object.assign(createLog('silent'), { error: (_: unknown, msg: string) => void told.push(msg) })
+  const sweep = startSweep({ pool: openPool(), log, longestWaitSeconds: 0 })
+  cleanUp(t, sweep.stop)
+  const isHeld = async () => (await sql`select from waybill.deliveries where held`).length === 1
+  await waitFor(isHeld, { what: 'the lost one to be held' })
+  assert.deepEqual(told, ['sweep.replays_failed', 'sweep.not_caught_up'])
 })
 
 test('more lost jobs than one look repairs are repaired without a rest', async (t) => {
