@@ -334,6 +334,25 @@ test('lost jobs are found although nothing else of a sweep can be done', async (
   assert.deepEqual(told, ['sweep.replays_failed', 'sweep.not_caught_up'])
 })
 
+test('what has lost its job comes back with the retries that it had left', async (t) => {
+  const { sql, openPool } = await createWithEndpoint(t)
+  await publishMany(sql, 'acme', 1)
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  // It has been replayed after two attempts, and has failed three times since.
+  await sql`
+    update waybill.deliveries set status = 'retrying', attempt_count = 5, earlier_attempts = 2,
+      updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
+  await sql`update waybill.endpoint_stats set pending = 0, retrying = 1`
+  const sweep = startSweep({ pool: openPool(), log: createLog('silent'), longestWaitSeconds: 0 })
+  cleanUp(t, sweep.stop)
+  await waitFor(async () => (await sql`select from waybill.deliveries where held`).length === 1, {
+    what: 'it to be held',
+  })
+  await sql`
+    select from waybill.endpoints e, waybill.release_held(array[e.tenant_id], array[e.endpoint_id], array[0], array[50], interval '1 minute')`
+  assert.deepEqual([...(await sql`select retry_count from pgboss.job where name = 'deliveries'`)], [{ retry_count: 3 }])
+})
+
 test('more lost jobs than one look repairs are repaired without a rest', async (t) => {
   const { sql, openPool } = await createWithEndpoint(t)
   await publishMany(sql, 'acme', 1001)
