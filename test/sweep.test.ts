@@ -419,6 +419,14 @@ test('what was queued or given up on in a leap of the clock that nobody has seen
   )
 })
 
+test('all that comes from tomorrow is mended together, however much', async (t) => {
+  const { sql } = await createWithEndpoint(t)
+  await queueAt(sql, Array(2001).fill(1))
+  await sql`update pgboss.job set start_after = now() + interval '1 day' where name = 'deliveries'`
+  await createClockMender(sql, 300)()
+  assert.deepEqual([...(await sql`select from pgboss.job where name = 'deliveries' and start_after > now()`)], [])
+})
+
 test('a probe is not made sooner because it waits for longer than probes usually do, as for one that is under way', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
