@@ -427,6 +427,15 @@ test('all that comes from tomorrow is mended together, however much', async (t) 
   assert.deepEqual([...(await sql`select from pgboss.job where name = 'deliveries' and start_after > now()`)], [])
 })
 
+test('a first attempt that was queued tomorrow, because the clock was ahead, keeps its place', async (t) => {
+  const { sql } = await createWithEndpoint(t)
+  await queueAt(sql, [7])
+  await sql`update pgboss.job set start_after = now() + interval '1 day' where name = 'deliveries'`
+  await createClockMender(sql, 300)()
+  const jobs = await sql`select priority, start_after <= now() as is_due from pgboss.job where name = 'deliveries'`
+  assert.deepEqual([...jobs], [{ priority: -7, is_due: true }])
+})
+
 test('a probe is not made sooner because it waits for longer than probes usually do, as for one that is under way', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
