@@ -436,6 +436,29 @@ test('a first attempt that was queued tomorrow, because the clock was ahead, kee
   assert.deepEqual([...jobs], [{ priority: -7, is_due: true }])
 })
 
+test('jobs are looked at whenever the clock has been set back, however slow that was before', async (t) => {
+  const { sql } = await createWithEndpoint(t)
+  let now = performance.now()
+  t.mock.method(performance, 'now', () => now)
+  const slow = new Proxy(sql, {
+    get(pool, name) {
+      if (name === 'begin') now += 1000
+      return Reflect.get(pool, name)
+    },
+  })
+  const mend = createClockMender(slow, 300)
+  await mend()
+  await queueAt(sql, [1])
+  await sql`update pgboss.job set start_after = now() + interval '1 day' where name = 'deliveries'`
+  const isDue = async () => (await sql`select from pgboss.job where start_after <= now()`).length > 0
+  await mend()
+  assert.equal(await isDue(), false, 'it is not time for another look')
+  // Where the mender's clock goes on and the database's does not, that has been set back.
+  now += 4000
+  await mend()
+  assert.equal(await isDue(), true)
+})
+
 test('a probe is not made sooner because it waits for longer than probes usually do, as for one that is under way', async (t) => {
   const { url: databaseUrl, sql } = await createDatabase(t)
   const receiver = await startReceiver(t)
