@@ -3,6 +3,7 @@ import { suite, test } from 'node:test'
 import { openDb, type Pool } from '../src/db/open.ts'
 import { type Claim, isLate, LAPSE_MS, touch } from '../src/flow/claim.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
+import { unclaim } from '../src/flow/give-back.ts'
 import { createInHand } from '../src/flow/in-hand.ts'
 import { startTakingBack } from '../src/flow/take-back.ts'
 import { createLog } from '../src/log.ts'
@@ -342,6 +343,27 @@ test('a hold that is tried again leaves alone what has been released and claimed
     select d.held, j.state, (select count::int from waybill.usage where metric = 'attempts') as usage
     from waybill.deliveries d left join pgboss.job j on j.id = d.delivery_id`
   assert.deepEqual({ ...state }, { held: false, state: 'active', usage: 1 })
+})
+
+test('who puts several claims away locks their jobs in one order, whichever it is given', async (t) => {
+  const { sql, newSession, tenant } = await startTenant(t, { mode: 'api' })
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  for (let n = 0; n < 2; n++) await tenant.publish()
+  const { send } = await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 2 })
+  const [first, second] = send.sort((a, b) => (a.deliveryId < b.deliveryId ? -1 : 1)) as [Claim, Claim]
+  const { putting } = await sql.begin(async (other) => {
+    await other`select from pgboss.job where id = ${first.deliveryId} for update`
+    const putting = unclaim(newSession(), [second, first])
+    putting.catch(() => {})
+    await waitFor(() => waitingForLocks(sql), { what: 'it to wait' })
+    await other`select from pgboss.job where id = ${second.deliveryId} for update nowait`
+    return { putting }
+  })
+  await putting
+  assert.deepEqual(
+    [...(await sql`select state::text, count(*)::int from pgboss.job where name = ${DELIVERIES} group by 1`)],
+    [{ state: 'created', count: 2 }],
+  )
 })
 
 test('an attempt that lost its worker is shown also when the month has no other left', async (t) => {
