@@ -9,7 +9,7 @@ import type { Pool } from '../src/db/open.ts'
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
 import { VERSION } from '../src/version.ts'
-import { connect, createDatabase, QUEUE } from './support/database.ts'
+import { connect, createDatabase, lock, QUEUE } from './support/database.ts'
 import { assertBooks, settled } from './support/deliveries.ts'
 import { createDirectory } from './support/directory.ts'
 import { startReceiver } from './support/receiver.ts'
@@ -271,6 +271,23 @@ suite('a table that a start has to change', { concurrency: true }, () => {
     })
     await program.logged('service.ready')
     assert.equal((await sql`select from pg_constraint where conname = 'own'`).length, 0)
+  })
+
+  test('keeps no other start waiting between two tries, if it is the queue', async (t) => {
+    const { url, sql, newSession } = await createDatabase(t)
+    const [queue] =
+      await sql`select format('pgboss.%I', table_name) as jobs from pgboss.queue where name = 'deliveries'`
+    await sql.text(`alter table ${queue!.jobs} add constraint own foreign key (name) references pgboss.queue (name)`)
+    await sql.begin(async (dump) => {
+      await dump.text(`select from ${queue!.jobs}`)
+      const started = runProgram(t, { args: ['--mode', 'api'], env: testEnvironment(url) })
+      await started.logged('migration.blocked')
+      // As in src/migrate.ts: whoever migrates takes turns by it.
+      const turn = newSession()
+      const mayStart = async () => (await turn`select pg_try_advisory_lock(${0x5741_5942}) as taken`)[0]?.taken
+      await waitFor(mayStart, { what: 'another to have its turn' })
+      await started.kill()
+    })
   })
 
   test('is not waited for while autovacuum is at it', async (t) => {
