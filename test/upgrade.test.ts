@@ -290,6 +290,18 @@ suite('a table that a start has to change', { concurrency: true }, () => {
     })
   })
 
+  test('is not waited for by a start that has nothing to change in it, if it is the queue', async (t) => {
+    const { url, sql } = await createDatabase(t)
+    const [queue] =
+      await sql`select format('pgboss.%I', table_name) as jobs from pgboss.queue where name = 'deliveries'`
+    // As who writes to it, and who vacuums it, together.
+    const unlock = await lock(sql, `${queue!.jobs} in share row exclusive mode`)
+    const program = runProgram(t, { args: ['--mode', 'api'], env: testEnvironment(url) })
+    await Promise.race([program.logged('service.ready'), program.logged('migration.blocked')])
+    assert.equal(program.logs.filter(({ msg }) => msg === 'migration.blocked').length, 0)
+    await unlock()
+  })
+
   test('is not waited for while autovacuum is at it', async (t) => {
     const { url, sql } = await createDatabase(t)
     await sql`alter table waybill.deliveries drop column bundle`
