@@ -80,10 +80,13 @@ test('what lost its worker is due at once; what loses one after the other waits,
   const jobOf = async (name: string) =>
     (
       await sql`
-        select state, retry_count, start_after > now() + interval '1 minute' as waits
+        select state, retry_count, start_after > now() + interval '1 minute' as waits, priority = waybill.retry_priority(start_after) as in_place
         from pgboss.job where name = 'deliveries' and id = ${ids[name]!}`
     )[0]
-  assert.deepEqual({ ...(await jobOf('lost 3 times')) }, { state: 'retry', retry_count: 2, waits: true })
+  assert.deepEqual(
+    { ...(await jobOf('lost 3 times')) },
+    { state: 'retry', retry_count: 2, waits: true, in_place: true },
+  )
   const { next_attempt_at } = (await tenant.call('GET', `/v1/deliveries/${ids['lost 3 times']}`)).body
   assert.ok(Date.parse(next_attempt_at) > Date.now() + 60_000, 'its record says when it is due')
   assert.deepEqual(await attemptsOf('lost 3 times'), [LOST, LOST, LOST])
