@@ -369,6 +369,21 @@ test('who puts several claims away locks their jobs in one order, whichever it i
   )
 })
 
+test('what was claimed without being counted against the month is not taken off its count either', async (t) => {
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
+  await tenant.createEndpoint('http://127.0.0.1:9/')
+  for (let n = 0; n < 2; n++) await tenant.publish()
+  const used = async () => (await sql`select count::int from waybill.usage where metric = 'attempts'`)[0]?.count
+  const { send } = await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 2 })
+  assert.equal(await used(), 2)
+  const [counted, uncounted] = send as [Claim, Claim]
+  // As if its tenant were crowding the retries.
+  await unclaim(sql, [{ ...uncounted, withinQuota: null }])
+  assert.equal(await used(), 2)
+  await unclaim(sql, [counted])
+  assert.equal(await used(), 1)
+})
+
 test('an attempt that lost its worker is shown also when the month has no other left', async (t) => {
   const receiver = await startReceiver(t)
   const env = { MONTHLY_ATTEMPT_LIMIT: '1' }
