@@ -60,3 +60,26 @@ test('a loop that is woken while it runs goes on with one more run, and stopping
   ends[2]!()
   await stopping
 })
+
+test('a loop rests for its pause after each run, however often it is woken', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  let runs = 0
+  const run = async () => {
+    runs++
+    return false
+  }
+  const loop = startLoop({ name: 'test', idleMs: 500, pauseMs: 10, log: createLog('silent'), run })
+  const woken = async () => {
+    for (let n = 0; n < 10; n++) {
+      loop.wake()
+      await turn()
+    }
+    return runs
+  }
+  assert.equal(await woken(), 1)
+  t.mock.timers.tick(10)
+  assert.equal(await woken(), 2)
+  const stopping = loop.stop()
+  t.mock.timers.tick(10)
+  await stopping
+})
