@@ -119,12 +119,6 @@ async function waitForRetry(sql: Db, failed: Lapsed[]): Promise<void> {
       order by d.delivery_id for update of d
     ) lost having count(*) > 0`
   await sql`
-    with waiting as (
-      update pgboss.job j set priority = waybill.retry_priority(start_after)
-      where j.name = ${DELIVERIES} and j.id = any(${ids}::uuid[]) and j.state = 'retry'
-      returning j.id, j.data ->> 'tenant_id' as tenant_id, j.start_after
-    )
-    update waybill.deliveries d set next_attempt_at = w.start_after, updated_at = now() from waiting w
-    where d.tenant_id = w.tenant_id and d.delivery_id = w.id and d.delivery_id = any(${ids}::uuid[])
-      and d.delivery_id between ${ids[0] as string} and ${ids.at(-1) as string}`
+    update pgboss.job set priority = waybill.retry_priority(start_after)
+    where name = ${DELIVERIES} and id = any(${ids}::uuid[]) and state = 'retry'`
 }
