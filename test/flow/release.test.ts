@@ -6,9 +6,24 @@ import { createLanes, type Lanes } from '../../src/flow/lanes/lanes.ts'
 import { startReleaser } from '../../src/flow/release.ts'
 import { createLog } from '../../src/log.ts'
 import { cleanUp } from '../support/cleanup.ts'
-import { createDatabase } from '../support/database.ts'
+import { createDatabase, insertEndpoint } from '../support/database.ts'
+import { publishMany } from '../support/deliveries.ts'
 import { startFailing } from '../support/queue.ts'
 import { waitFor } from '../support/wait.ts'
+
+/** An endpoint of a tenant that has so many deliveries, all of them held. */
+async function holdBack(sql: Pool, count: number, tenant = 'acme'): Promise<string> {
+  const endpoint = await insertEndpoint(sql, { tenant })
+  await publishMany(sql, tenant, count)
+  await sql`delete from pgboss.job where name = 'deliveries' and data ->> 'tenant_id' = ${tenant}`
+  await sql`update waybill.deliveries set held = true, bundle = null, next_attempt_at = null where tenant_id = ${tenant}`
+  await sql`update waybill.endpoint_stats set held = pending, tag = 0 where tenant_id = ${tenant}`
+  return endpoint
+}
+
+const releaseAll = (sql: Pool, endpoints: string[], tenants = endpoints.map(() => 'acme')) => sql`
+  select endpoint_id, released from waybill.release_held(${tenants}::text[], ${endpoints}::uuid[], ${endpoints.map(() => 0)}::int[],
+    ${endpoints.map(() => 50)}::int[], interval '25 seconds')`
 
 /** Releases until the test ends, beside a backlog of first attempts. */
 function release(t: TestContext, pool: Pool, lanes: Lanes): void {
@@ -247,4 +262,19 @@ test('an ordered endpoint is probed with its oldest delivery, whichever was prob
   await sql`select waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds')`
   const [row] = await sql`select probing, held::int from waybill.endpoint_stats`
   assert.deepEqual(row, { probing: ids[0], held: 1 })
+})
+
+test('what is released for several tenants at once shares jobs with its own tenant’s alone, at most sixteen a job', async (t) => {
+  const { sql } = await createDatabase(t)
+  const tenants = ['acme', 'other']
+  const endpoints = [await holdBack(sql, 20, 'acme'), await holdBack(sql, 20, 'other')]
+  await releaseAll(sql, endpoints, tenants)
+  const jobs = await sql<{ tenant: string; size: number; owners: string[] }[]>`
+    select data ->> 'tenant_id' as tenant, jsonb_array_length(data -> 'ids') as size,
+      array(select distinct tenant_id from waybill.deliveries where bundle = id) as owners
+    from pgboss.job where name = 'deliveries' order by 1, 2`
+  assert.deepEqual(
+    [...jobs],
+    tenants.flatMap((tenant) => [4, 16].map((size) => ({ tenant, size, owners: [tenant] }))),
+  )
 })
