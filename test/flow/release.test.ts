@@ -6,7 +6,7 @@ import { createLanes, type Lanes } from '../../src/flow/lanes/lanes.ts'
 import { startReleaser } from '../../src/flow/release.ts'
 import { createLog } from '../../src/log.ts'
 import { cleanUp } from '../support/cleanup.ts'
-import { createDatabase, insertEndpoint } from '../support/database.ts'
+import { createDatabase, insertEndpoint, waitingForLocks } from '../support/database.ts'
 import { publishMany } from '../support/deliveries.ts'
 import { startFailing } from '../support/queue.ts'
 import { waitFor } from '../support/wait.ts'
@@ -277,4 +277,25 @@ test('what is released for several tenants at once shares jobs with its own tena
     [...jobs],
     tenants.flatMap((tenant) => [4, 16].map((size) => ({ tenant, size, owners: [tenant] }))),
   )
+})
+
+test('of two who release for an endpoint at once the second sees what the first has released', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const endpoint = await holdBack(sql, 3)
+  await sql`update waybill.endpoints set ordered = true`
+  let second: Promise<unknown> | undefined
+  await newSession().begin(async (first) => {
+    assert.deepEqual(
+      [
+        ...(await first`select released from waybill.release_held('{acme}', ${[endpoint]}::uuid[], '{0}', '{50}', interval '25 seconds')`),
+      ],
+      [{ released: 1 }],
+    )
+    second = releaseAll(sql, [endpoint])
+    await waitFor(async () => (await waitingForLocks(sql, '%release_held%')) > 0, { what: 'the second to wait' })
+  })
+  assert.deepEqual(await second, [])
+  const [stats] =
+    await sql`select held::int, (select count(*)::int from waybill.deliveries where held) as rows from waybill.endpoint_stats`
+  assert.deepEqual({ ...stats }, { held: 2, rows: 2 })
 })
