@@ -299,3 +299,15 @@ test('of two who release for an endpoint at once the second sees what the first 
     await sql`select held::int, (select count(*)::int from waybill.deliveries where held) as rows from waybill.endpoint_stats`
   assert.deepEqual({ ...stats }, { held: 2, rows: 2 })
 })
+
+test('retries that are released move no place in the turns of what comes next', async (t) => {
+  const { sql } = await createDatabase(t)
+  const endpoint = await holdBack(sql, 5)
+  await sql`update waybill.deliveries set status = 'retrying', spent_retries = 1`
+  await sql`update waybill.endpoint_stats set pending = 0, retrying = 5`
+  assert.deepEqual(
+    (await releaseAll(sql, [endpoint])).map(({ released }) => released),
+    [5],
+  )
+  assert.deepEqual([...(await sql`select tag from waybill.endpoint_stats`)], [{ tag: 0 }])
+})
