@@ -8,7 +8,7 @@ import { createLog } from '../../src/log.ts'
 import { cleanUp } from '../support/cleanup.ts'
 import { createDatabase, insertEndpoint, waitingForLocks } from '../support/database.ts'
 import { publishMany } from '../support/deliveries.ts'
-import { startFailing } from '../support/queue.ts'
+import { queueAt, startFailing } from '../support/queue.ts'
 import { waitFor } from '../support/wait.ts'
 
 /** An endpoint of a tenant that has so many deliveries, all of them held. */
@@ -310,4 +310,17 @@ test('retries that are released move no place in the turns of what comes next', 
     [5],
   )
   assert.deepEqual([...(await sql`select tag from waybill.endpoint_stats`)], [{ tag: 0 }])
+})
+
+test('what has a slot comes before all that waits in the turn that is being claimed, though its own place is in the next', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`update waybill.queue_clock set tag = 100.99`
+  await sql`update waybill.claim_marks set old_tag = 100.99, next_tag = 100.99`
+  const endpoint = await holdBack(sql, 1)
+  await sql`update waybill.endpoints set max_per_second = 1`
+  await queueAt(sql, Array(3).fill(100.99))
+  await releaseAll(sql, [endpoint])
+  const [first] = await sql`select delivery_id as id from waybill.claim_due(false, false, 1, 1000)`
+  const [own] = await sql`select delivery_id as id from waybill.deliveries`
+  assert.deepEqual({ ...first }, { ...own })
 })
