@@ -8,7 +8,7 @@ import { createLog } from '../../src/log.ts'
 import { cleanUp } from '../support/cleanup.ts'
 import { createDatabase, insertEndpoint, waitingForLocks } from '../support/database.ts'
 import { publishMany } from '../support/deliveries.ts'
-import { queueAt, startFailing } from '../support/queue.ts'
+import { claim, queueAt, startFailing } from '../support/queue.ts'
 import { waitFor } from '../support/wait.ts'
 
 /** An endpoint of a tenant that has so many deliveries, all of them held. */
@@ -323,4 +323,14 @@ test('what has a slot comes before all that waits in the turn that is being clai
   const [first] = await sql`select delivery_id as id from waybill.claim_due(false, false, 1, 1000)`
   const [own] = await sql`select delivery_id as id from waybill.deliveries`
   assert.deepEqual({ ...first }, { ...own })
+})
+
+test('an urgent first attempt is not put before where claiming has got to', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`update waybill.queue_clock set tag = 100`
+  await sql`update waybill.claim_marks set old_tag = 100, next_tag = 100`
+  const endpoint = await holdBack(sql, 1)
+  await sql`update waybill.endpoints set ordered = true`
+  await releaseAll(sql, [endpoint])
+  assert.equal((await claim(sql)).length, 1)
 })
