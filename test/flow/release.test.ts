@@ -334,3 +334,23 @@ test('an urgent first attempt is not put before where claiming has got to', asyn
   await releaseAll(sql, [endpoint])
   assert.equal((await claim(sql)).length, 1)
 })
+
+test('a release that has waited gives slots from the moment on at which it goes on', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const endpoint = await holdBack(sql, 1)
+  await sql`update waybill.endpoints set max_per_second = 1`
+  let releasing: Promise<unknown> | undefined
+  const { ended } = await newSession().begin(async (other) => {
+    await other`select from waybill.endpoint_stats for update`
+    releasing = releaseAll(sql, [endpoint])
+    await waitFor(async () => (await waitingForLocks(sql, '%release_held%')) > 0, { what: 'the release to wait' })
+    const [row] = await other<{ ended: Date }[]>`select clock_timestamp() as ended`
+    return row!
+  })
+  await releasing
+  const [shown] = await sql<{ next_attempt_at: Date }[]>`select next_attempt_at from waybill.deliveries`
+  assert.ok(
+    shown!.next_attempt_at >= ended,
+    `a slot at ${shown!.next_attempt_at.toISOString()}, given after ${ended.toISOString()}`,
+  )
+})
