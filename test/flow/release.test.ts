@@ -354,3 +354,13 @@ test('a release that has waited gives slots from the moment on at which it goes 
     `a slot at ${shown!.next_attempt_at.toISOString()}, given after ${ended.toISOString()}`,
   )
 })
+
+test('an endpoint that recovers has twice its ramp released, less what is under way', async (t) => {
+  const { sql } = await createDatabase(t)
+  const endpoint = await holdBack(sql, 10)
+  await sql`update waybill.endpoint_stats set breaker = 'half_open', ramp = 2`
+  const release = (busy: number) =>
+    sql`select released from waybill.release_held('{acme}', ${[endpoint]}::uuid[], ${[busy]}::int[], '{50}', interval '25 seconds')`
+  assert.deepEqual([...(await release(4))], [])
+  assert.deepEqual([...(await release(1))], [{ released: 3 }])
+})
