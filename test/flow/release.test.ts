@@ -364,3 +364,16 @@ test('an endpoint that recovers has twice its ramp released, less what is under 
   assert.deepEqual([...(await release(4))], [])
   assert.deepEqual([...(await release(1))], [{ released: 3 }])
 })
+
+test('a tenant’s probes take no part of the turn in which what is released for others of its endpoints stands', async (t) => {
+  const { sql } = await createDatabase(t)
+  const endpoint = await holdBack(sql, 32)
+  const failing: string[] = []
+  for (let nth = 0; nth < 10; nth++) failing.push((await startFailing(sql, [true])).endpoint)
+  await sql`update waybill.endpoint_stats set next_probe_at = now() where breaker = 'open'`
+  assert.equal((await releaseAll(sql, [endpoint, ...failing])).length, 11)
+  assert.deepEqual(
+    [...(await sql`select tag from waybill.endpoint_stats where endpoint_id = ${endpoint}`)],
+    [{ tag: 0.5 }],
+  )
+})
