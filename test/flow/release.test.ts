@@ -377,3 +377,18 @@ test('a tenant’s probes take no part of the turn in which what is released for
     [{ tag: 0.5 }],
   )
 })
+
+for (const [what, change] of [
+  ['is inactive', 'update waybill.endpoints set is_active = false'],
+  [
+    'has had its probe',
+    "update waybill.endpoint_stats set breaker = 'open', next_probe_at = now() + interval '1 minute'",
+  ],
+] as const)
+  test(`nothing is released for an endpoint that ${what} since it was found to take some`, async (t) => {
+    const { sql } = await createDatabase(t)
+    const endpoint = await holdBack(sql, 3)
+    await sql.text(change)
+    assert.deepEqual([...(await releaseAll(sql, [endpoint]))], [])
+    assert.deepEqual([...(await sql`select held::int from waybill.endpoint_stats`)], [{ held: 3 }])
+  })
