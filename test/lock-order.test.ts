@@ -1,0 +1,166 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import type { Pool } from '../src/db/open.ts'
+import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
+import { publishMany } from './support/deliveries.ts'
+import { claim, startFailing } from './support/queue.ts'
+import { waitFor } from './support/wait.ts'
+
+type Claimed = { tenant_id: string; id: string; endpoint: string; bundle: string | null }
+
+/** What has been published, claimed; the last comes first. */
+async function claimAll(sql: Pool): Promise<Claimed[]> {
+  await claim(sql, { thorough: true })
+  return await sql<Claimed[]>`
+    select tenant_id, delivery_id as id, endpoint_id as endpoint, bundle from waybill.deliveries order by delivery_id desc`
+}
+
+/** Two endpoints that are well, the first by id first. */
+async function insertTwo(sql: Pool, held: boolean[] = []): Promise<string[]> {
+  const endpoints = [(await startFailing(sql, held)).endpoint, (await startFailing(sql, held)).endpoint]
+  await sql`update waybill.endpoint_stats set breaker = 'closed', next_probe_at = null`
+  return endpoints.sort()
+}
+
+const hold = (sql: Pool, claims: Claimed[]) => sql`
+  select waybill.hold_claims(${claims.map((c) => c.tenant_id)}::text[], ${claims.map(({ id }) => id)}::uuid[],
+    ${claims.map(({ endpoint }) => endpoint)}::uuid[], ${claims.map(({ bundle }) => bundle)}::uuid[], ${claims.map(() => 0)}::int[], false)`
+
+/** What wants two rows, by the table and column whose order it has to keep; `prepare` resolves with what is to wait. */
+const CASES: Record<string, [table: string, column: string, prepare: (sql: Pool) => Promise<() => Promise<unknown>>]> =
+  {
+    'what is released': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        const endpoints = (await insertTwo(sql, [true])).toReversed()
+        return () => sql`
+        select from waybill.release_held('{acme,acme}', ${endpoints}::uuid[], '{0,0}', '{50,50}', interval '25 seconds')`
+      },
+    ],
+    'what is counted as held': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        await insertTwo(sql, [false])
+        const claims = await claimAll(sql)
+        return () => hold(sql, claims)
+      },
+    ],
+    'what becomes held': [
+      'waybill.deliveries',
+      'delivery_id',
+      async (sql) => {
+        await insertTwo(sql, [false])
+        const claims = await claimAll(sql)
+        return () => hold(sql, claims)
+      },
+    ],
+    'what is counted by status': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        const endpoints = (await insertTwo(sql)).toReversed()
+        return () => sql`
+        select waybill.count_deliveries('{acme,acme}', ${endpoints}::uuid[], '{pending,pending}', '{1,1}')`
+      },
+    ],
+    'what is claimed': [
+      'waybill.usage',
+      'tenant_id',
+      async (sql) => {
+        for (const tenant of ['zeta', 'acme']) {
+          await insertEndpoint(sql, { tenant })
+          await publishMany(sql, tenant, 1)
+        }
+        await sql`insert into waybill.usage select tenant_id, month, 'attempts', 0 from waybill.usage`
+        await sql`delete from waybill.usage where metric = 'events'`
+        return () => claim(sql, { thorough: true })
+      },
+    ],
+    'what is taken off the month': [
+      'waybill.usage',
+      'tenant_id',
+      async (sql) => {
+        await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('zeta', 'zeta'), ('acme', 'acme')`
+        await sql`
+        insert into waybill.usage (tenant_id, month, metric, count)
+        select tenant_id, date_trunc('month', now() at time zone 'utc')::date, 'attempts', 5 from waybill.tenants`
+        return () => sql`select waybill.refund_attempts('{zeta,acme}')`
+      },
+    ],
+    'what is announced': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        await insertTwo(sql)
+        await sql`update waybill.endpoints set subscribed_events = '{endpoint.disabled}'`
+        await sql`select waybill.announce('acme', gen_random_uuid(), 'endpoint.disabled', '{}')`
+        return () => sql`select waybill.publish_announcements(10)`
+      },
+    ],
+    'what is set back': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        await insertTwo(sql)
+        await sql`update waybill.endpoint_stats set tag = 2e8`
+        await sql`update waybill.queue_clock set tag = 2e8`
+        return () => sql`select waybill.rebase_queue()`
+      },
+    ],
+    'what is gathered': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        await insertTwo(sql)
+        await sql`update waybill.endpoint_stats set tag = 2e8`
+        return () => sql`select waybill.gather_strays()`
+      },
+    ],
+    'what leaves bundles': [
+      'pgboss.job',
+      'id',
+      async (sql) => {
+        const claims = await claimBundles(sql)
+        return () => sql`
+        select waybill.finish_claims(${claims.map(({ id }) => id)}::uuid[], ${claims.map(({ bundle }) => `${bundle}:0`)}::text[])`
+      },
+    ],
+    'what gets jobs of its own': [
+      'pgboss.job',
+      'id',
+      async (sql) => {
+        const claims = await claimBundles(sql)
+        return () => sql`
+        select waybill.unbundle(${claims.map((c) => c.tenant_id)}::text[], ${claims.map(({ bundle }) => bundle)}::uuid[],
+          ${claims.map(({ id }) => id)}::uuid[], true)`
+      },
+    ],
+  }
+
+/** Two bundles, claimed; the last comes first. */
+async function claimBundles(sql: Pool): Promise<Claimed[]> {
+  await insertEndpoint(sql)
+  for (let nth = 0; nth < 2; nth++) await publishMany(sql, 'acme', 2)
+  return await claimAll(sql)
+}
+
+for (const [what, [table, column, prepare]] of Object.entries(CASES))
+  test(`${what} has none of several ${table.split('.')[1]} locked while it waits for the first, or two could wait for each other`, async (t) => {
+    const { sql, newSession } = await createDatabase(t)
+    const call = await prepare(sql)
+    const rows = () => sql.text(`select ${column} from ${table} order by ${column} for update skip locked`)
+    assert.equal((await rows()).length >= 2, true)
+    let waiting: Promise<unknown> | undefined
+    const free = await newSession().begin(async (other) => {
+      await other.text(
+        `select from ${table} where ${column} = (select min(${column}::text) from ${table})::${column === 'tenant_id' ? 'text' : 'uuid'} for update`,
+      )
+      waiting = call()
+      await waitFor(async () => (await waitingForLocks(sql)) > 0, { what: 'it to wait' })
+      return (await rows()).length
+    })
+    await waiting
+    assert.equal(free, 1)
+  })
