@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import type { Db } from '../src/db/open.ts'
-import { createDatabase } from './support/database.ts'
+import { createDatabase, insertEndpoint } from './support/database.ts'
 import { publishMany } from './support/deliveries.ts'
 import { claim, queueAt, startFailing } from './support/queue.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
@@ -380,4 +380,27 @@ test('who records late that the month allows no attempt leaves the one before as
       '{dead_lettered}', '{monthly_attempt_limit}', null, array[null]::timestamptz[], '{0}', array[null]::smallint[], null, null, null, '{false}')`
   assert.deepEqual([...settled], [])
   assert.deepEqual([...(await sql`select retry_state from waybill.attempts`)], [{ retry_state: 'will_retry' }])
+})
+
+test('taking claims back waits for none that is being settled, nor for a bundle of which some is', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  await insertEndpoint(sql)
+  for (let nth = 0; nth < 2; nth++) await publishMany(sql, 'acme', 2)
+  const own = await queueAt(sql, [1, 1])
+  await claim(sql, { thorough: true })
+  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = 'deliveries'`
+  const settling = newSession()
+  await settling`begin`
+  const [bundle] = await settling`
+    select id, data -> 'ids' as ids from pgboss.job where name = 'deliveries' and data ? 'ids' order by id limit 1 for update`
+  await settling`select from pgboss.job where name = 'deliveries' and id = ${own[0]!} for update`
+  const taken = await sql.begin(async (tx) => {
+    await tx`set local lock_timeout = '100ms'`
+    return await tx<{ delivery_id: string }[]>`select delivery_id from waybill.take_back('10 seconds', 3, 5, 100, true)`
+  })
+  await settling`commit`
+  const others = await sql<
+    { id: string }[]
+  >`select delivery_id as id from waybill.deliveries where delivery_id <> all(${bundle!.ids}::uuid[])`
+  assert.deepEqual(taken.map(({ delivery_id }) => delivery_id).sort(), [own[1]!, ...others.map(({ id }) => id)].sort())
 })
