@@ -404,3 +404,20 @@ test('taking claims back waits for none that is being settled, nor for a bundle 
   >`select delivery_id as id from waybill.deliveries where delivery_id <> all(${bundle!.ids}::uuid[])`
   assert.deepEqual(taken.map(({ delivery_id }) => delivery_id).sort(), [own[1]!, ...others.map(({ id }) => id)].sort())
 })
+
+test('what is taken back with no retry left does not become due', async (t) => {
+  const { sql } = await createDatabase(t)
+  const [last] = await queueAt(sql, [1, 1])
+  await claim(sql)
+  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = 'deliveries'`
+  await sql`update pgboss.job set retry_limit = retry_count where id = ${last!}`
+  const taken =
+    await sql`select delivery_id = ${last!} as is_last, due_now from waybill.take_back('10 seconds', 3, 5, 10, true) order by 1`
+  assert.deepEqual(
+    [...taken],
+    [
+      { is_last: false, due_now: true },
+      { is_last: true, due_now: false },
+    ],
+  )
+})
