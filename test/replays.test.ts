@@ -309,3 +309,17 @@ for (const [what, stats, endpoints] of [
     assert.deepEqual({ ...row }, { status: 'pending', held: true, ...untouched })
     assert.deepEqual([...(await sql`select id from pgboss.job where name = 'deliveries'`)], [])
   })
+
+test('a replay for an ordered endpoint whose probe is due waits for nobody who has its counters', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const { ids } = await startFailing(sql, [true])
+  await sql`update waybill.endpoints set ordered = true`
+  await sql`update waybill.endpoint_stats set next_probe_at = now()`
+  await newSession().begin(async (other) => {
+    await other`select from waybill.endpoint_stats for update`
+    await sql.begin(async (tx) => {
+      await tx`set local lock_timeout = '100ms'`
+      assert.equal((await tx`select from waybill.replay('acme', ${ids[0]!})`).length, 1)
+    })
+  })
+})
