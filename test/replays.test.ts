@@ -323,3 +323,13 @@ test('a replay for an ordered endpoint whose probe is due waits for nobody who h
     })
   })
 })
+
+test('a replay of a retry of a failing endpoint has its next probe made no sooner', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { ids } = await startFailing(sql, [false, true])
+  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where name = 'deliveries'`
+  await sql`select from waybill.replay('acme', ${ids[0]!})`
+  const [standing] =
+    await sql`select probing, next_probe_at > now() + interval '50 minutes' as waits from waybill.endpoint_stats`
+  assert.deepEqual({ ...standing }, { probing: ids[0], waits: true })
+})
