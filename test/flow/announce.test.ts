@@ -33,3 +33,15 @@ test('what a tenant is told goes to its own endpoints alone, whoever else asks t
     select p.tenant_id from waybill.deliveries d left join waybill.endpoints p using (tenant_id, endpoint_id)`
   assert.deepEqual([...told], [{ tenant_id: 'acme' }])
 })
+
+test('no more announcements are told of at once than were asked for, and the oldest first', async (t) => {
+  const { sql } = await createDatabase(t)
+  await insertEndpoint(sql, { types: ['endpoint.disabled'] })
+  await insertEndpoint(sql, { tenant: 'zeta', types: ['endpoint.disabled'] })
+  for (const tenant of ['zeta', 'acme', 'acme'])
+    await sql`select waybill.announce(${tenant}, gen_random_uuid(), 'endpoint.disabled', '{}')`
+  // It lies behind those that came after it.
+  await sql`update waybill.announcements set payload = payload where tenant_id = 'zeta'`
+  assert.deepEqual([...(await sql`select waybill.publish_announcements(1)::int as told`)], [{ told: 1 }])
+  assert.deepEqual([...(await sql`select tenant_id from waybill.events`)], [{ tenant_id: 'zeta' }])
+})
