@@ -212,3 +212,12 @@ test('who waits for the queue clock to be set back has no counters that this wai
     assert.equal((await called).length, 1)
   }
 })
+
+test('what is queued once the queue clock was set back is found by an ordinary claim', async (t) => {
+  const { sql } = await createDatabase(t)
+  await sql`update waybill.queue_clock set tag = 2e8`
+  await sql`update waybill.claim_marks set old_tag = 2e8, next_tag = 2e8`
+  await sql`select waybill.rebase_queue()`
+  const ids = await queueAt(sql, [1])
+  assert.deepEqual(await claim(sql), ids)
+})
