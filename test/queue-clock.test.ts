@@ -221,3 +221,22 @@ test('what is queued once the queue clock was set back is found by an ordinary c
   const ids = await queueAt(sql, [1])
   assert.deepEqual(await claim(sql), ids)
 })
+
+test('a claim waits for nobody who notes how far claiming has got', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const [first, retry] = await queueAt(sql, [5, 5])
+  await sql`
+    update pgboss.job set state = 'retry', priority = waybill.retry_priority(now()), start_after = now() where id = ${retry!}`
+  await sql`update waybill.claim_marks set since = now() - interval '1 minute'`
+  await newSession().begin(async (other) => {
+    await other`select from waybill.queue_clock, waybill.claim_marks for update`
+    for (const [retries, id] of [
+      [false, first],
+      [true, retry],
+    ] as const)
+      await sql.begin(async (tx) => {
+        await tx`set local lock_timeout = '100ms'`
+        assert.deepEqual(await claim(tx, { retries }), [id])
+      })
+  })
+})
