@@ -82,6 +82,29 @@ test('a retry of an ordered endpoint whose last attempt went to the URL that it 
   assert.equal(await isDue(), true)
 })
 
+test('hurrying an ordered endpoint waits for no delivery that is being recorded or replayed, and makes the others due', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const endpoint = await insertEndpoint(sql, { ordered: true })
+  const [first] = await sql<{ id: string }[]>`
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, status, updated_at)
+    select 'acme', waybill.make_delivery_id(id), id, ${endpoint}, 'thing', 'retrying', now()
+    from (select waybill.make_id(clock_timestamp()) as id from generate_series(1, 2)) made returning delivery_id as id`
+  await sql`
+    select waybill.enqueue(json_agg(json_build_object('id', delivery_id, 'priority', 0, 'data', json_build_object('tenant_id', 'acme')))::text)
+    from waybill.deliveries`
+  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where name = 'deliveries'`
+  await newSession().begin(async (recording) => {
+    await recording`select from waybill.deliveries where delivery_id = ${first!.id} for update`
+    await sql.begin(async (tx) => {
+      await tx`set local lock_timeout = '100ms'`
+      await tx`select waybill.hurry_ordered('acme', ${endpoint})`
+    })
+  })
+  const due = await sql`
+    select start_after <= now() as is_due from pgboss.job where name = 'deliveries' order by id = ${first!.id} desc`
+  assert.deepEqual([...due], [{ is_due: false }, { is_due: true }])
+})
+
 /** An ordered endpoint that has one delivery and is about to fail at the next, with an hour's backoff. */
 async function startFailing(t: TestContext) {
   const receiver = await startReceiver(t)
