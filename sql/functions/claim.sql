@@ -174,15 +174,15 @@ begin
       and status in ('pending', 'retrying') and held and delivery_id < delivery);
 end $$;
 
--- Notes that the worker that has these claims is alive. In the order of their ids, and without those that somebody settles at
--- this moment: waiting for them with others locked could be a deadlock.
+-- Notes that the worker that has these claims is alive, but for those that somebody settles at this moment: waiting for them with
+-- others locked could be a deadlock.
 create or replace function waybill.touch(ids uuid[], retry_counts int[]) returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   -- One look-up for each: with a list of all ids, each look-up would go through the list.
   claimed constant uuid[] := array(
-    select j.id from (select id, retry_count from unnest(ids, retry_counts) as u (id, retry_count) order by id) u cross join lateral (
+    select j.id from unnest(ids, retry_counts) as u (id, retry_count) cross join lateral (
       select j.id from pgboss.job j
       where j.name = 'deliveries' and j.id = u.id and j.retry_count = u.retry_count and j.state = 'active'
       for no key update skip locked offset 0) j);

@@ -44,13 +44,14 @@ begin
       s.slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
       -- A probe that somebody has asked for (waybill.replay), or for which there was no room before.
       case when s.breaker = 'open' and not e.ordered and s.next_probe_at <= now() then waybill.if_held(s.tenant_id, s.probing) end as wanted,
+      -- Below 1 where there is none.
       case
         when not e.is_active then 0
         when e.ordered and s.pending + s.retrying > s.held then 0
         when s.breaker = 'open' then (s.next_probe_at <= now())::int
         when e.ordered then 1
         else least(a.most - a.busy, case when s.breaker = 'half_open' then 2 * s.ramp end - a.busy,
-          ceil(greatest(0, extract(epoch from moment + interval '500 milliseconds' - s.slot)) * e.max_per_second)::int)
+          ceil(extract(epoch from moment + interval '500 milliseconds' - s.slot) * e.max_per_second)::int)
       end as room
     from unnest(tenants, endpoints, busy, most) as a (tenant_id, endpoint_id, busy, most)
     cross join lateral (
