@@ -1,5 +1,5 @@
 const TICK_MS = 250
-const LONGEST_GAP_MS = 500
+const LONGEST_GAP_MS = 1000
 
 let ms = 0
 let lastTick = performance.now()
@@ -12,7 +12,7 @@ setInterval(() => {
 }, TICK_MS).unref()
 
 /**
- * A clock, in milliseconds, for what others may take their time over: of a time in which this process stood still it counts half a second.
- * While thousands of connections bring megabytes each, one turn of the event loop can take seconds (libuv), and no answer is late for that.
+ * A clock, in milliseconds, for what the database may take its time over: a time in which this process stood still counts for a second at
+ * most. While thousands of connections bring megabytes each, one turn of the event loop takes seconds (libuv).
  */
 export const awakeMs = (): number => ms + sinceTick()

@@ -1,7 +1,7 @@
 import { awakeMs } from '../awake.ts'
 import { createWatch } from '../watch.ts'
 
-/** How long a request may wait for the database in all. Clients are promised an answer in 5 s, whatever the database does. */
+/** How long a request may wait for the database in all, by `awakeMs`. Clients are promised an answer in 5 s, whatever the database does. */
 const DEADLINE_MS = 4000
 const LOOK_MS = 100
 

@@ -151,11 +151,11 @@ test('who has waited for too long is rejected and not run, and those who came la
 })
 
 test('who has waited because the process stood still is not rejected', async () => {
-  const { submit, release } = squaring({ hold: true, patienceMs: 1000 })
+  const { submit, release } = squaring({ hold: true, patienceMs: 2000 })
   const first = submit(1)
   await new Promise((resolve) => setImmediate(resolve))
   const second = submit(2)
-  const until = performance.now() + 1500
+  const until = performance.now() + 3000
   while (performance.now() < until);
   await release()
   await release()
