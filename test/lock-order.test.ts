@@ -24,9 +24,13 @@ async function insertSix(sql: Pool, held: boolean[] = []): Promise<string[]> {
   return stored.map(({ id }) => id)
 }
 
-const hold = (sql: Pool, claims: Claimed[]) => sql`
-  select waybill.hold_claims(${claims.map((c) => c.tenant_id)}::text[], ${claims.map(({ id }) => id)}::uuid[],
-    ${claims.map(({ endpoint }) => endpoint)}::uuid[], ${claims.map(({ bundle }) => bundle)}::uuid[], ${claims.map(() => 0)}::int[], false)`
+async function holdSix(sql: Pool) {
+  await insertSix(sql, [false])
+  const claims = await claimAll(sql)
+  return () => sql`
+    select waybill.hold_claims(${claims.map((c) => c.tenant_id)}::text[], ${claims.map(({ id }) => id)}::uuid[],
+      ${claims.map(({ endpoint }) => endpoint)}::uuid[], ${claims.map(({ bundle }) => bundle)}::uuid[], ${claims.map(() => 0)}::int[], false)`
+}
 
 /** What wants several rows, by the table and column whose order it has to keep; `prepare` resolves with what is to wait. */
 const CASES: Record<string, [table: string, column: string, prepare: (sql: Pool) => Promise<() => Promise<unknown>>]> =
@@ -41,24 +45,8 @@ const CASES: Record<string, [table: string, column: string, prepare: (sql: Pool)
           ${endpoints.map(() => 50)}::int[], interval '25 seconds')`
       },
     ],
-    'what is counted as held': [
-      'waybill.endpoint_stats',
-      'endpoint_id',
-      async (sql) => {
-        await insertSix(sql, [false])
-        const claims = await claimAll(sql)
-        return () => hold(sql, claims)
-      },
-    ],
-    'what becomes held': [
-      'waybill.deliveries',
-      'delivery_id',
-      async (sql) => {
-        await insertSix(sql, [false])
-        const claims = await claimAll(sql)
-        return () => hold(sql, claims)
-      },
-    ],
+    'what is counted as held': ['waybill.endpoint_stats', 'endpoint_id', holdSix],
+    'what becomes held': ['waybill.deliveries', 'delivery_id', holdSix],
     'what is counted by status': [
       'waybill.endpoint_stats',
       'endpoint_id',

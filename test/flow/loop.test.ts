@@ -4,6 +4,13 @@ import { setImmediate as turn } from 'node:timers/promises'
 import { startLoop } from '../../src/flow/loop.ts'
 import { createLog } from '../../src/log.ts'
 
+async function wakeForTurns(loop: { wake(): void }): Promise<void> {
+  for (let n = 0; n < 10; n++) {
+    loop.wake()
+    await turn()
+  }
+}
+
 test('a run that failed is tried again after the idle time, however often it is woken, and stops at once', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] })
   let runs = 0
@@ -19,14 +26,7 @@ test('a run that failed is tried again after the idle time, however often it is 
     },
   })
   t.after(loop.stop)
-  /** Wakes it for some turns, and says how often it had run after them. */
-  const woken = async () => {
-    for (let n = 0; n < 10; n++) {
-      loop.wake()
-      await turn()
-    }
-    return runs
-  }
+  const woken = () => wakeForTurns(loop).then(() => runs)
   assert.equal(await woken(), 1)
   t.mock.timers.tick(499)
   assert.equal(await woken(), 1)
@@ -69,13 +69,7 @@ test('a loop rests for its pause after each run, however often it is woken', asy
     return false
   }
   const loop = startLoop({ name: 'test', idleMs: 500, pauseMs: 10, log: createLog('silent'), run })
-  const woken = async () => {
-    for (let n = 0; n < 10; n++) {
-      loop.wake()
-      await turn()
-    }
-    return runs
-  }
+  const woken = () => wakeForTurns(loop).then(() => runs)
   assert.equal(await woken(), 1)
   t.mock.timers.tick(10)
   assert.equal(await woken(), 2)
