@@ -16,6 +16,11 @@ import type { StartTls, Target } from './tls.ts'
 const NEXT_ADDRESS_AFTER_MS = 2000
 /** How long a connection to the egress proxy may take, with TLS if it is `https:`; at most a third of an attempt's time. */
 const PROXY_THERE_MS = 5000
+/**
+ * From then on an unused connection is probed, by the system: one whose receiver is gone without a word would otherwise be found out
+ * only by the next request, when its time is up.
+ */
+const PROBE_AFTER_MS = 10_000
 /** All addresses of a name are checked; no more than these are tried, of both families if it has both. */
 const MAX_ADDRESSES_TRIED = 8
 
@@ -176,6 +181,8 @@ function dial(addresses: string[], port: number, timeoutMs: number, signal: Abor
       port,
       signal,
       noDelay: true,
+      keepAlive: true,
+      keepAliveInitialDelay: PROBE_AFTER_MS,
       autoSelectFamily: true,
       autoSelectFamilyAttemptTimeout: Math.min(NEXT_ADDRESS_AFTER_MS, Math.ceil(timeoutMs / (addresses.length + 1))),
       lookup: (_host, _options, done) =>

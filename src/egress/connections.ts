@@ -8,15 +8,20 @@ import { readInPieces } from './pieces.ts'
 import { createTls } from './tls.ts'
 
 /**
- * How long an unused connection stays open. Node's server closes idle ones after 5 seconds; closing before it does avoids most
+ * How long a connection stays open unused, if the receiver does not ask for less (`Keep-Alive: timeout=`): a new one costs it and
+ * us a handshake, and the delivery some round trips. Many proxies close theirs after a minute; closing before they do avoids most
  * of the race in which a request goes out on a connection that the receiver is closing.
  */
-const IDLE_TIMEOUT_MS = 4000
+const IDLE_TIMEOUT_MS = 50_000
+/** The same for all but one to the same receiver: a burst should not occupy it for long. */
+const SPARE_TIMEOUT_MS = 4000
 /**
  * After how long a connection is not kept any more. One that is never unused for long would lead for ever to an address that its
  * name has no longer.
  */
 const MAX_AGE_MS = 60_000
+/** How often unused connections are looked at for these. */
+const TIDY_MS = 1000
 /** Unused connections kept in all: how many host names there are is up to tenants. */
 const MAX_IDLE_CONNECTIONS = 512
 const MAX_HEADER_BYTES = 16_384
@@ -46,6 +51,8 @@ export type Connection = {
   readonly openedAt: number
   /** Its place among the unused ones; null while in use. */
   idle: Place<Connection> | null
+  /** By performance.now(). */
+  unusedSince: number
   /** Whether it has been unused before. */
   isKept: boolean
   /** Whether what comes is the body of an answer. */
@@ -81,6 +88,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
   const all = new Line<Connection>()
   const startTls = createTls()
   const watch = createWatch(LOOK_MS)
+  const tidying = setInterval(tidy, TIDY_MS).unref()
   let closed = false
 
   function open(origin: string): Connection {
@@ -132,6 +140,7 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
       client,
       openedAt: performance.now(),
       idle: null,
+      unusedSince: 0,
       isKept: false,
       inBody: false,
       start() {
@@ -168,13 +177,13 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
   }
 
   function give(connection: Connection): void {
-    const isTooOld = performance.now() - connection.openedAt > MAX_AGE_MS
     // A receiver that answers what it has not read would have ever more requests wait behind it, and memory fill with them.
-    if (closed || connection.client.destroyed || isTooOld || connection.unsentBytes() > MAX_UNSENT_BYTES) {
+    if (closed || connection.client.destroyed || isTooOld(connection) || connection.unsentBytes() > MAX_UNSENT_BYTES) {
       connection.cancel()
       return
     }
     connection.idle = idle.join(connection)
+    connection.unusedSince = performance.now()
     connection.isKept = true
     const sameOrigin = idleByOrigin.get(connection.origin)
     if (sameOrigin) sameOrigin.push(connection)
@@ -192,10 +201,21 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
     if (sameOrigin.length === 0) idleByOrigin.delete(connection.origin)
   }
 
+  function tidy(): void {
+    for (const connection of [...idle]) {
+      if (performance.now() - connection.unusedSince < SPARE_TIMEOUT_MS) return
+      const isSpare = idleByOrigin.get(connection.origin)?.at(-1) !== connection
+      if (isSpare || isTooOld(connection)) connection.cancel()
+    }
+  }
+
   function close(): void {
     closed = true
+    clearInterval(tidying)
     for (const connection of [...idle]) connection.cancel()
   }
 
   return { take, open, give, close }
 }
+
+const isTooOld = ({ openedAt }: Connection) => performance.now() - openedAt > MAX_AGE_MS

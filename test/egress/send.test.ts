@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { spawn, spawnSync } from 'node:child_process'
 import { constants } from 'node:crypto'
 import { once } from 'node:events'
-import { mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { createServer as createHttpServer } from 'node:http'
 import { createServer as createHttpsServer } from 'node:https'
 import { connect, createServer as createTcpServer, Socket } from 'node:net'
@@ -927,6 +927,58 @@ test('connection: close and Keep-Alive hints are respected', async (t) => {
   const hinting = await startRaw(t, 'HTTP/1.1 200 OK\r\nkeep-alive: timeout=1\r\ncontent-length: 0\r\n\r\n')
   for (let count = 0; count < 3; count += 1) assert.equal((await post(hinting.url)).error, null)
   assert.equal(hinting.sockets.length, 3)
+})
+
+test('one unused connection to a receiver stays open, however many a burst has needed', async (t) => {
+  let requests = 0
+  const answer = 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n'
+  // The first are answered when all of them are there.
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, () => {
+      if (++requests > 5) socket.write(answer)
+      else if (requests === 5) for (const one of receiver.sockets) one.write(answer)
+    }),
+  )
+  const { post } = startSender(t)
+  // Its connection is closed when the others of a burst are long gone.
+  const hinting = await startRaw(t, answer.replace('content', 'keep-alive: timeout=8\r\ncontent'))
+  await Promise.all([post(hinting.url), ...Array.from({ length: 5 }, () => post(receiver.url))])
+  await allClosed(hinting)
+  assert.equal(receiver.sockets.filter(({ closed }) => !closed).length, 1)
+  assert.equal((await post(receiver.url)).error, null)
+  assert.equal(receiver.sockets.length, 5)
+})
+
+test('an unused connection stays open for no longer than a minute after it was made', async (t) => {
+  const answer = 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n'
+  const receiver = await startRaw(t, answer)
+  // Unused for longer than these, and not for as long as one may be.
+  const hinting = await startRaw(t, answer.replace('content', 'keep-alive: timeout=4\r\ncontent'))
+  const now = performance.now.bind(performance)
+  let seconds = 0
+  t.mock.method(performance, 'now', () => now() + seconds * 1000)
+  const { post } = startSender(t)
+  for (seconds of [0, 40]) await post(receiver.url)
+  assert.equal(receiver.sockets.length, 1)
+  seconds = 61
+  await post(hinting.url)
+  await allClosed(hinting)
+  assert.ok(receiver.sockets[0]!.closed)
+})
+
+const noKernelTimers = process.platform !== 'linux' && 'only Linux shows them'
+test('an unused connection is probed, so that one that leads nowhere any more is found out', {
+  skip: noKernelTimers,
+}, async (t) => {
+  const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
+  const { post } = startSender(t)
+  await post(receiver.url)
+  const port = (number = 0) => number.toString(16).toUpperCase().padStart(4, '0')
+  const [{ remotePort, localPort } = {}] = receiver.sockets
+  const ends = `0100007F:${port(remotePort)} 0100007F:${port(localPort)}`
+  // Of its states, 01 is an open connection; of its timers, 02 the one for probes (proc_net_tcp.txt of the kernel).
+  const probed = new RegExp(`${ends} 01 [0-9A-F:]+ 02:`)
+  await waitFor(async () => probed.test(await readFile('/proc/net/tcp', 'latin1')), { what: 'a timer for probes' })
 })
 
 test('a connection that is always in use follows its name to another address after a minute', async (t) => {
