@@ -30,7 +30,7 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
   try {
     await requireServer(pool)
     if (await isBehind(pool)) await takeLock(pool, log, FILES_LOCK)
-    await untilFree(log, async () => {
+    const ofQueue = await untilFree(log, async () => {
       // Each try takes it anew: while this waits for a table, a process that has no files to apply, as one of the version before
       // that starts again, does not wait behind.
       await takeLock(pool, log, LOCK)
@@ -39,8 +39,7 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
         await pool`do $$ begin if to_regnamespace('waybill') is null then create schema waybill; end if; end $$`
         await pool`create table if not exists waybill.migrations (file text primary key, applied_at timestamptz not null default now())`
         await requireOwnQueue(pool)
-        // First, since the functions call what this makes.
-        await installQueue(url, log, settings)
+        return await installQueue(url, log, settings)
       } finally {
         await pool`select pg_advisory_unlock(${LOCK})`
       }
@@ -56,7 +55,7 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
           await sql.text(await readFile(new URL(file, MIGRATIONS), 'utf8'))
           await sql`insert into waybill.migrations (file) values (${file})`
         }
-        return { files, functions: await putFunctions(sql) }
+        return { files, functions: await putFunctions(sql, ofQueue) }
       }),
     )
     if (done.files.length > 0 || done.functions !== null) log.info(done, 'migration.applied')
@@ -176,19 +175,19 @@ async function hasFunctions(sql: Db, { version, checksum }: Functions): Promise<
 }
 
 /**
- * Installs the program's functions, unless those in the database are the same, or of a later version: during an upgrade, a
- * process of the version before may start again, and must not put back its own. So a release whose functions differ needs a
- * version of its own. Returns their version, or null if nothing was to be done.
+ * Installs the program's functions, and those of `ofQueue` (queue-functions.ts), unless those in the database are the same, or of a later
+ * version: during an upgrade, a process of the version before may start again, and must not put back its own. So a release whose
+ * functions differ, or that has another pg-boss, needs a version of its own. Returns their version, or null if nothing was to be done.
  *
  * Where `create or replace` would be refused, because a function takes or returns something else than before, its file drops the
  * old one first: a process that still calls the old one waits for the new one, or fails until it is replaced itself.
  */
-async function putFunctions(sql: Db): Promise<string | null> {
+async function putFunctions(sql: Db, ofQueue: string): Promise<string | null> {
   const functions = await readFunctions(sql)
   if (await hasFunctions(sql, functions)) return null
   // They call one another, but are made in the order of their files' names.
   await sql`set local check_function_bodies = off`
-  await sql.text(functions.text)
+  await sql.text(`${ofQueue};${functions.text}`)
   await sql`delete from waybill.functions`
   await sql`insert into waybill.functions values (${functions.version}, ${functions.checksum})`
   return functions.version.join('.')

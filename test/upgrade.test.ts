@@ -175,11 +175,18 @@ suite('a database of the first version', { concurrency: 2 }, () => {
 })
 
 suite('functions', { concurrency: true }, () => {
-  const bodyOf = async (sql: Pool) => (await sql`select prosrc from pg_proc where proname = 'made_at'`)[0]!.prosrc
-  /** A database whose functions are not this program's but of `version`; one of them answers with null. */
+  /** Of one of the functions, and of one that calls the queue. */
+  const bodiesOf = async (sql: Pool) =>
+    (await sql`select prosrc from pg_proc where proname in ('made_at', 'enqueue_one') order by proname`).map(
+      ({ prosrc }) => prosrc,
+    )
+  const OTHERS = ['select null', 'select null::timestamptz']
+  /** A database whose functions are not this program's but of `version`; these two do nothing. */
   const withOthers = async (t: TestContext, version: number[]) => {
     const database = await createDatabase(t)
     await database.sql`create or replace function waybill.made_at(id uuid) returns timestamptz language sql immutable as 'select null::timestamptz'`
+    await database.sql`
+      create or replace function waybill.enqueue_one(tenant text, delivery uuid, place float8) returns void language sql as 'select null'`
     await database.sql`update waybill.functions set version = ${version}, checksum = 'another'`
     return database
   }
@@ -190,7 +197,7 @@ suite('functions', { concurrency: true }, () => {
     for (const version of [[0, 0, 9], own!.version]) {
       const { url, sql } = await withOthers(t, version)
       await migrate(url, createLog('silent'), QUEUE)
-      assert.equal(await bodyOf(sql), await bodyOf(fresh))
+      assert.deepEqual(await bodiesOf(sql), await bodiesOf(fresh))
       assert.deepEqual([...(await sql`select version, checksum from waybill.functions`)], [own])
     }
   })
@@ -198,14 +205,17 @@ suite('functions', { concurrency: true }, () => {
   test('that differ from those released last have a version of their own', async (t) => {
     const [released] = await releases()
     if (released === undefined) return t.skip('there is no history')
-    const same = JSON.parse(await git('show', `${released}:package.json`)).version === VERSION
-    if (same) assert.equal(await git('diff', '--stat', released, '--', 'sql/functions'), '')
+    const theirs = JSON.parse(await git('show', `${released}:package.json`))
+    if (theirs.version !== VERSION) return
+    assert.equal(await git('diff', '--stat', released, '--', 'sql/functions', 'src/queue-functions.ts'), '')
+    const own = JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8'))
+    assert.equal(own.dependencies['pg-boss'], theirs.dependencies['pg-boss'], 'its statements are among them')
   })
 
   test('of a later version are left alone by a start', async (t) => {
     const { url, sql } = await withOthers(t, [999, 0, 0])
     await migrate(url, createLog('silent'), QUEUE)
-    assert.equal(await bodyOf(sql), 'select null::timestamptz')
+    assert.deepEqual(await bodiesOf(sql), OTHERS)
   })
 
   test('that are others, or a file that is missing, end a start that may not migrate', async (t) => {
