@@ -2,49 +2,14 @@ import { randomBytes } from 'node:crypto'
 
 const QUOTE = 34
 const BACKSLASH = 92
-const COMMA = 44
-const OPEN = new Set([91, 123])
-const CLOSE = new Set([93, 125])
 const NUMERIC = new Uint8Array(128)
 for (const code of Buffer.from('0123456789+-.eE')) NUMERIC[code] = 1
-
-/**
- * The text of the member `name` of a JSON object, as it was written: number spellings, key order and escapes kept.
- * `text` must be a valid JSON object; of duplicate members the last counts, as in JSON.parse.
- */
-export function sliceMember(text: string, name: string): string | undefined {
-  let found: string | undefined
-  let at = text.indexOf('{') + 1
-  while (at < text.length) {
-    const keyStart = text.indexOf('"', at)
-    if (keyStart === -1) break
-    const keyEnd = endOfString(text, keyStart)
-    const colon = text.indexOf(':', keyEnd)
-    const end = endOfValue(text, colon + 1)
-    if (JSON.parse(text.slice(keyStart, keyEnd + 1)) === name) found = text.slice(colon + 1, end).trim()
-    at = end + 1
-  }
-  return found
-}
 
 /** The index of the quote that closes the string whose opening quote is at `start`. */
 function endOfString(text: string, start: number): number {
   let at = start + 1
   while (at < text.length && text.charCodeAt(at) !== QUOTE) at += text.charCodeAt(at) === BACKSLASH ? 2 : 1
   return at
-}
-
-/** The index of the comma or bracket that ends the value which starts at `start`, or of the text's end. */
-function endOfValue(text: string, start: number): number {
-  let depth = 0
-  for (let at = start; at < text.length; at++) {
-    const code = text.charCodeAt(at)
-    if (code === QUOTE) at = endOfString(text, at)
-    else if (OPEN.has(code)) depth++
-    else if (CLOSE.has(code) && depth-- === 0) return at
-    else if (code === COMMA && depth === 0) return at
-  }
-  return text.length
 }
 
 /**

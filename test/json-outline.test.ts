@@ -3,6 +3,7 @@ import { test } from 'node:test'
 import fc from 'fast-check'
 import { MAX_DEPTH, NotJson, outline, TooDeep } from '../src/json-outline.ts'
 import { cpuTime } from './support/cpu.ts'
+import { memberOf } from './support/json.ts'
 
 const nested = (depth: number) => '['.repeat(depth) + ']'.repeat(depth)
 const isObject = (value: unknown) => typeof value === 'object' && value !== null
@@ -19,6 +20,58 @@ test('what is inside the values of the outermost object or list is left out, and
   ] as const) {
     assert.equal(outline(text), left)
   }
+})
+
+const body = (payload: string) => `{"event_type":"a.b","payload":${payload}}`
+
+test('a member that is left out is told of as it was written', () => {
+  for (const payload of [
+    '{}',
+    '{"z":1,"a":1.0,"big":12345678901234567890,"e":1E+2,"minus":-0.0}',
+    '{ "spaced" : [ 1 ,\n 2 ] }',
+    String.raw`{"nul":"\u0000","lone":"\ud800","slash":"\/","quote":"\"}{,","back":"\\"}`,
+    '{"a":1,"a":2}',
+    '{"__proto__":{"x":1},"constructor":null}',
+    '{"payload":{"payload":1}}',
+    '{"emoji":"😀","line":"\u2028"}',
+  ]) {
+    assert.equal(memberOf(body(payload), 'payload'), payload)
+  }
+})
+
+test('a member is found wherever it stands and however its name is spelled', () => {
+  assert.equal(memberOf('{"payload":{"a":1},"event_type":"a"}', 'payload'), '{"a":1}')
+  assert.equal(memberOf(' \n{ "payload" : {"a":1} } ', 'payload'), '{"a":1}')
+  assert.equal(memberOf(String.raw`{"p\u0061yload":{"a":1}}`, 'payload'), '{"a":1}')
+})
+
+test('of duplicate members the last is told of last', () => {
+  assert.equal(memberOf('{"payload":{"a":1},"payload":{"a":2}}', 'payload'), '{"a":2}')
+  assert.equal(memberOf(String.raw`{"payload":{"a":1},"payl\u006fad":{"a":2}}`, 'payload'), '{"a":2}')
+})
+
+test('a member that is not there is not found', () => {
+  assert.equal(memberOf('{}', 'payload'), undefined)
+  assert.equal(memberOf('{"a":{"payload":{"a":1}},"b":[{"payload":{"a":1}}]}', 'payload'), undefined)
+  assert.equal(memberOf('[{"payload":{"a":1}}]', 'payload'), undefined)
+  assert.equal(memberOf('{"a":{"payload":1},"b":"\\"payload\\":2"}', 'payload'), undefined)
+})
+
+// Serialised with random white space between the tokens, so that cutting has to find the value's ends itself.
+const spacedJson = fc.tuple(fc.json({ maxDepth: 4 }), fc.constantFrom('', ' ', '\n', '\t  ')).map(([json, space]) => {
+  const tokens = json.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g) ?? []
+  return tokens.join(space)
+})
+
+test('whatever stands around it, the value that is cut out is the one that JSON.parse sees', () => {
+  fc.assert(
+    fc.property(fc.array(fc.tuple(fc.string({ unit: 'binary' }), spacedJson)), spacedJson, (others, part) => {
+      const payload = `[${part}]`
+      const members = [...others, ['payload', payload] as const].map(([key, text]) => `${JSON.stringify(key)}:${text}`)
+      assert.equal(memberOf(`{${members.join(' , ')}}`, 'payload'), payload)
+    }),
+    { numRuns: 300 },
+  )
 })
 
 test(`${MAX_DEPTH} levels are deep enough, one more is too deep, whatever follows`, () => {

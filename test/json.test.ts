@@ -1,57 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { isSameJson, sliceMember } from '../src/json.ts'
+import { isSameJson } from '../src/json.ts'
 import { cpuTime } from './support/cpu.ts'
-
-const body = (payload: string) => `{"event_type":"a.b","payload":${payload}}`
-
-test('a member is cut out as it was written', () => {
-  for (const payload of [
-    '{}',
-    '{"z":1,"a":1.0,"big":12345678901234567890,"e":1E+2,"minus":-0.0}',
-    '{ "spaced" : [ 1 ,\n 2 ] }',
-    String.raw`{"nul":"\u0000","lone":"\ud800","slash":"\/","quote":"\"}{,","back":"\\"}`,
-    '{"a":1,"a":2}',
-    '{"__proto__":{"x":1},"constructor":null}',
-    '{"payload":{"payload":1}}',
-    '{"emoji":"😀","line":"\u2028"}',
-  ]) {
-    assert.equal(sliceMember(body(payload), 'payload'), payload)
-  }
-})
-
-test('a member is found wherever it stands and however its name is spelled', () => {
-  assert.equal(sliceMember('{"payload":{"a":1},"event_type":"a"}', 'payload'), '{"a":1}')
-  assert.equal(sliceMember(' \n{ "payload" : {"a":1} } ', 'payload'), '{"a":1}')
-  assert.equal(sliceMember(String.raw`{"p\u0061yload":{"a":1}}`, 'payload'), '{"a":1}')
-})
-
-test('the last of duplicate members counts, as in JSON.parse', () => {
-  assert.equal(sliceMember('{"payload":{"a":1},"payload":{"a":2}}', 'payload'), '{"a":2}')
-  assert.equal(sliceMember(String.raw`{"payload":{"a":1},"payl\u006fad":{"a":2}}`, 'payload'), '{"a":2}')
-})
-
-test('a member that is not there is not found', () => {
-  assert.equal(sliceMember('{}', 'payload'), undefined)
-  assert.equal(sliceMember('{"a":{"payload":1},"b":"\\"payload\\":2"}', 'payload'), undefined)
-})
-
-// Serialised with random white space between the tokens, so that cutting has to find the value's ends itself.
-const spacedJson = fc.tuple(fc.json({ maxDepth: 4 }), fc.constantFrom('', ' ', '\n', '\t  ')).map(([json, space]) => {
-  const tokens = json.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g) ?? []
-  return tokens.join(space)
-})
-
-test('whatever stands around it, the value that is cut out is the one that JSON.parse sees', () => {
-  fc.assert(
-    fc.property(fc.array(fc.tuple(fc.string({ unit: 'binary' }), spacedJson)), spacedJson, (others, payload) => {
-      const members = [...others, ['payload', payload] as const].map(([key, text]) => `${JSON.stringify(key)}:${text}`)
-      assert.equal(sliceMember(`{${members.join(' , ')}}`, 'payload'), payload)
-    }),
-    { numRuns: 300 },
-  )
-})
 
 const SAME: [string, string, string][] = [
   ['{"a":1,"b":2}', '{"b":2,"a":1}', 'key order'],

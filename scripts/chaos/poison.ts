@@ -1,4 +1,4 @@
-import { sliceMember } from '../../src/json.ts'
+import { memberOf } from '../../test/support/json.ts'
 import { ODD_PAYLOADS, POISON, REFUSED_BODIES } from '../../test/support/poison.ts'
 import type { Experiment } from './experiment.ts'
 import { ALONE } from './measure.ts'
@@ -70,7 +70,7 @@ async function send(world: World, key: string, { body, headers }: Body): Promise
       tenantId: world.tenant.tenantId,
       key,
       type,
-      payload: sliceMember(text, 'payload') ?? '',
+      payload: memberOf(text, 'payload') ?? '',
     })
     entry.eventId = answer.body.event_id
     world.published.push(entry)

@@ -31,12 +31,12 @@ const largeTurn = createTurns(128 * 1024)
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
 /**
- * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than such a body can be. `text` is
- * all of it. `value` is what it holds but, unless `maxPayloadBytes` is 0, objects and lists in it are empty: take these from `text`.
+ * Reads a JSON body that may carry a payload of `maxPayloadBytes`, stopping as soon as it is larger than such a body can be. `value` is
+ * what it holds but, unless `maxPayloadBytes` is 0, objects and lists in it are empty. `payload` is that object, or list, as it was sent.
  * Throws `payload too large`, `invalid JSON` (not UTF-8, not JSON) or `invalid request` (another content type, an encoding, nested too
  * deep, more than 64 KiB besides the payload; with 408: it stalled, or came slowly while others waited for its room).
  */
-export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ text: string; value: unknown }> {
+export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promise<{ payload: string; value: unknown }> {
   const { 'content-type': type = '', 'content-encoding': encoding } = c.env.incoming.headers
   // Whatever charset it names: what is not UTF-8 is found below.
   const [mediaType = ''] = type.split(';')
@@ -51,22 +51,30 @@ export async function readJson(c: Context<Env>, maxPayloadBytes: number): Promis
   } catch {
     throw new AppError('invalid_json', 'the body is not valid UTF-8')
   }
-  const withoutPayload = outlineOf(text)
-  if (maxPayloadBytes === 0) return { text, value: JSON.parse(text) }
+  const { payload, withoutPayload } = outlineOf(text)
+  if (maxPayloadBytes === 0) return { payload, value: JSON.parse(text) }
   if (withoutPayload.length > ENVELOPE_BYTES)
     throw invalid('', `must hold at most ${ENVELOPE_BYTES} characters besides the payload object`)
-  return { text, value: JSON.parse(withoutPayload) }
+  return { payload, value: JSON.parse(withoutPayload) }
 }
 
-function outlineOf(text: string): string {
+function outlineOf(text: string): { payload: string; withoutPayload: string } {
+  let payload = ''
   try {
-    return outline(text)
+    const withoutPayload = outline(text, (key, value) => {
+      // Of several the last counts, as in JSON.parse.
+      if (isPayload(key)) payload = value
+    })
+    return { payload, withoutPayload }
   } catch (error) {
     if (error instanceof TooDeep) throw invalid('', `must not nest deeper than ${MAX_DEPTH}`)
     if (!(error instanceof NotJson)) throw error
     throw new AppError('invalid_json', text.trim() === '' ? 'the body is empty' : error.message)
   }
 }
+
+/** Whether a key, in quotes, is `payload`, perhaps with escapes. */
+const isPayload = (key: string) => key === '"payload"' || (key.includes('\\') && JSON.parse(key) === 'payload')
 
 /** How large the body may turn out to be, as far as its headers tell; at most what `readJson` reads of it. */
 export function expectedBytes(c: Context<Env>, maxPayloadBytes: number): number {

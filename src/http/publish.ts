@@ -3,7 +3,6 @@ import type { Context } from 'hono'
 import { LRUCache } from 'lru-cache'
 import { AppError } from '../errors.ts'
 import type { PublishRequest, PublishResult } from '../flow/publish.ts'
-import { sliceMember } from '../json.ts'
 import type { Log } from '../log.ts'
 import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
@@ -118,16 +117,15 @@ export function mountPublish(
       },
       onRefused: async (c, tenant) => void (await count(c, tenant, 'refused')),
     },
-    async (c, tenant, { body, headers, text }) => {
-      const payloadText = sliceMember(text, 'payload') ?? ''
-      const actualBytes = Buffer.byteLength(payloadText)
+    async (c, tenant, { body, headers, payload }) => {
+      const actualBytes = Buffer.byteLength(payload)
       const limitBytes = tenant.limits.max_payload_bytes
       if (actualBytes > limitBytes) {
         await count(c, tenant, 'refused')
         throw new AppError('payload_too_large', { limit_bytes: limitBytes, actual_bytes: actualBytes })
       }
       const idempotencyKey = headers['idempotency-key'] ?? null
-      const result = await count(c, tenant, { type: body.event_type, payload: payloadText, idempotencyKey })
+      const result = await count(c, tenant, { type: body.event_type, payload, idempotencyKey })
       switch (result.outcome) {
         case 'accepted':
         case 'repeated': {

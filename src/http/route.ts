@@ -22,8 +22,8 @@ type Input<R extends RouteConfig> = {
   query: Parsed<NonNullable<R['request']>['query']>
   headers: Parsed<NonNullable<R['request']>['headers']>
   body: Parsed<BodySchema<R>>
-  /** The body as it was sent. */
-  text: string
+  /** The body's payload, as it was sent; empty if there is none, or it is neither an object nor a list. */
+  payload: string
 }
 
 /** Room for bodies of the operator's requests. */
@@ -159,7 +159,7 @@ async function readInput<R extends RouteConfig>(c: Context<Env>, route: R, maxPa
   const json = schema && (await readJson(c, maxPayloadBytes).catch((error) => void problems.push(...problemsOf(error))))
   const parsedBody = json && parse(schema, json.value)
   if (problems.length > 0) throw invalidRequest(problems)
-  return { ...input, body: parsedBody, text: json?.text ?? '' } as Input<R>
+  return { ...input, body: parsedBody, payload: json?.payload ?? '' } as Input<R>
 }
 
 /** The mistakes of an unreadable body, to be reported with the others. Rethrows what is not a mistake of the request. */

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
-import { sliceMember } from '../../src/json.ts'
+import { memberOf } from '../support/json.ts'
 import { ODD_PAYLOADS, POISON, REFUSED_BODIES } from '../support/poison.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { ADMIN_KEY, startTenant } from '../support/service.ts'
@@ -28,9 +28,9 @@ describe('a payload that is odd but JSON arrives as it was published, byte for b
       const [receipt] = await receiver.until(1)
       receiver.receipts.length = 0
       assert.equal(JSON.parse(receipt?.body.toString() ?? '').id, body.event_id)
-      assert.equal(sliceMember(receipt?.body.toString() ?? '', 'data'), payload)
+      assert.equal(memberOf(receipt?.body.toString() ?? '', 'data'), payload)
       const read = await tenant.call('GET', `/v1/events/${body.event_id}`)
-      assert.equal(sliceMember(read.text, 'payload'), payload)
+      assert.equal(memberOf(read.text, 'payload'), payload)
     })
   }
 
@@ -44,7 +44,7 @@ describe('a payload that is odd but JSON arrives as it was published, byte for b
       assert.equal((await publish(text)).status, 202, text)
       const [receipt] = await receiver.until(1)
       receiver.receipts.length = 0
-      assert.equal(sliceMember(receipt?.body.toString() ?? '', 'data'), data)
+      assert.equal(memberOf(receipt?.body.toString() ?? '', 'data'), data)
     }
   })
 })
