@@ -125,7 +125,7 @@ export async function startWorker(deps: {
       return false
     },
   })
-  const takingBack = startTakingBack({ pool: claims, boss, wake: () => dispatcher.wake(true), log })
+  const takingBack = startTakingBack({ pool: claims, wake: () => dispatcher.wake(true), log })
   const touching = setInterval(() => {
     touch(claims, inHand.all()).catch((error: unknown) => log.warn({ err: error }, 'touch.failed'))
   }, TOUCH_MS)

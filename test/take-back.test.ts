@@ -157,14 +157,13 @@ suite('workers have time to touch their claims', { concurrency: 3 }, () => {
       await tenant.publish()
       await createClaim(sql, 1000)({ kind: 'first', thorough: true, max: 1 })
       await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = ${DELIVERIES}`
-      const boss = await startBoss(t, url)
       const proxy = await startProxy(t, url)
       const pool = openDb(proxy.url, { log: createLog('silent'), name: 'test', max: 1 })
       const tools = { sql, proxy, database: new URL(url).pathname.slice(1) }
       await begin(tools)
       let failedAt = 0
       const log = Object.assign(createLog('silent'), { error: () => (failedAt ||= performance.now()) })
-      const loop = startTakingBack({ pool, boss, wake: () => {}, log })
+      const loop = startTakingBack({ pool, wake: () => {}, log })
       cleanUp(t, async () => {
         await loop.stop()
         await pool.end()
@@ -188,7 +187,7 @@ test('a table that is locked for a moment, as vacuum does to cut off its end, is
   const telling = Object.assign(createLog('silent'), { error: (line: unknown) => errors.push(line) })
   const pool = openDb(url, { log, name: 'test', max: 1 })
   await session.text('begin; lock table pgboss.job in access exclusive mode')
-  const loop = startTakingBack({ pool, boss: await startBoss(t, url), wake: () => {}, log: telling })
+  const loop = startTakingBack({ pool, wake: () => {}, log: telling })
   cleanUp(t, async () => {
     await loop.stop()
     await pool.end()

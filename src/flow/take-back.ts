@@ -1,7 +1,6 @@
-import type { PgBoss } from 'pg-boss'
 import type { Db, Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
-import { bossDb, DELIVERIES } from '../queue.ts'
+import { DELIVERIES } from '../queue.ts'
 import { LAPSE_MS } from './claim.ts'
 import { clockOf, followClock } from './database-clock.ts'
 import { type Loop, startLoop } from './loop.ts'
@@ -30,8 +29,8 @@ const MAX_BATCH = 500
  * the next attempt is recorded. A delivery with no retry left, or one that loses its worker again and again, fails by way of
  * pg-boss's dead letter queue.
  */
-export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => void; log: Log }): Loop {
-  const { pool, boss, log } = deps
+export function startTakingBack(deps: { pool: Pool; wake: () => void; log: Log }): Loop {
+  const { pool, log } = deps
   let lookFrom = 0
   const wait = () => {
     lookFrom = performance.now() + AFTER_ABSENCE_MS
@@ -49,7 +48,7 @@ export function startTakingBack(deps: { pool: Pool; boss: PgBoss; wake: () => vo
         await reach(pool)
         const askedMs = performance.now()
         if (follow(await clockOf(pool), askedMs).moved > MAX_LEAP_MS) wait()
-        return performance.now() < lookFrom ? [] : await takeBack(pool, boss, thorough)
+        return performance.now() < lookFrom ? [] : await takeBack(pool, thorough)
       }).catch((error: unknown) => {
         wait()
         throw error
@@ -83,16 +82,17 @@ type Lapsed = {
   due_now: boolean
 }
 
-async function takeBack(pool: Pool, boss: PgBoss, thorough: boolean): Promise<Lapsed[]> {
+async function takeBack(pool: Pool, thorough: boolean): Promise<Lapsed[]> {
   return await pool.begin(async (sql) => {
     const lapsed = await sql<Lapsed[]>`
       select * from waybill.take_back(${LAPSE_MS} * interval '1 millisecond', ${SUSPECT}, ${POISON}, ${MAX_BATCH}, ${thorough})`
     const failing = lapsed.filter((job) => !job.due_now)
-    const jobs = failing.map((job) => ({ id: job.delivery_id, retryCount: job.retry_count }))
-    if (jobs.length > 0) {
+    if (failing.length > 0) {
+      const ids = failing.map((job) => job.delivery_id)
+      const fences = failing.map((job) => `${job.delivery_id}:${job.retry_count}`)
+      await sql`select from waybill.fail_jobs(${DELIVERIES}, ${ids}::uuid[], null, ${fences}::text[])`
       // This pool keeps plans, as it mostly calls our functions (db/open.ts); what follows is to be planned for the ids at hand.
       await sql`set local plan_cache_mode = 'force_custom_plan'`
-      await boss.fail(DELIVERIES, jobs, null, { db: bossDb(sql) })
       await waitForRetry(sql, failing)
     }
     return lapsed

@@ -18,7 +18,7 @@ test('nothing is taken back for five seconds after a start, after the database w
       return []
     },
   })
-  const deps = { pool: pool as never, boss: null as never, wake: () => {}, log: createLog('silent') }
+  const deps = { pool: pool as never, wake: () => {}, log: createLog('silent') }
   const loop = startTakingBack(deps)
   t.after(loop.stop)
   for (; now < 20_000; now += 1000) {
