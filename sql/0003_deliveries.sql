@@ -28,7 +28,7 @@ create table waybill.deliveries (
   attempt_count int not null default 0,
   -- Attempts before the last replay: retries are counted from there, attempt numbers from the start.
   earlier_attempts int not null default 0,
-  -- While held: the retries spent since then.
+  -- While held: how many retries have been spent since that replay or, without one, since the event was published.
   spent_retries int not null default 0,
   next_attempt_at timestamptz,
   last_attempt_at timestamptz,

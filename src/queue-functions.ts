@@ -11,9 +11,9 @@ export const queueFunctions = async (boss: PgBoss, table: string): Promise<strin
   (await callables(boss)) + enqueueNew(table)
 
 /**
- * `waybill.enqueue_new` queues deliveries that are due at once, except those that are `held`, straight into the table; those with a
- * bundle share its job (sql/functions/bundles.sql). `waybill.enqueue_one` queues one. Their rows are the same as those that
- * `waybill.enqueue` makes, at a third of the cost.
+ * `waybill.enqueue_new` queues deliveries that are due at once straight into the table; those with a bundle share its job
+ * (sql/functions/bundles.sql). Those that are `held` wait as rows or, in waybill.release_held, get their jobs from the caller.
+ * `waybill.enqueue_one` queues one. Their rows are the same as those that `waybill.enqueue` makes, at a third of the cost.
  */
 function enqueueNew(table: string): string {
   const insert = (jobs: string) => `

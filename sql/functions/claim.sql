@@ -5,7 +5,7 @@
 -- is what is known of it (waybill.standing); status is null where the delivery is gone, or no longer in its bundle. `bundle`
 -- is the job that a delivery shares, null if it has its own; `probed` is true where the endpoint's breaker is not closed. `leads`
 -- marks the first delivery of each endpoint, and `more` tells whether further ones may be due. Of the tenants `crowding`, only those whose
--- endpoint is well or takes a few at a time may start; the others are given back at once, and not counted (within_quota is null): as
+-- endpoint is well or takes a few at a time may start. The caller puts the others off, and they are not counted (within_quota is null): as
 -- they come again all the time, their month would seem to be used up too early.
 --
 -- It is a function because planning it takes as long as the work itself. A plan that is kept must be right however the tables

@@ -2,9 +2,9 @@
 -- planner that knows nothing of the queue yet, or believes it short, would go through all of it for each batch, just when an
 -- outage has made it long.
 
--- Gives claims back: no retry spent, nothing counted. They are due at once, as if they had not been made, or if given, within the last
--- of so many `seconds`, as retries. Claims that have lapsed are left alone. Returns how many were given back. `counted`: they have been
--- counted against the month, and are taken off again.
+-- Gives claims back: no retry spent, nothing counted. They are due at once, as if they had not been made, or if `seconds` are given, as
+-- retries, at a random moment of the last of these. Claims that have lapsed are left alone. Returns how many were given back.
+-- `counted`: they have been counted against the month, and are taken off again.
 create or replace function waybill.unclaim(ids uuid[], retry_counts int[], seconds int default null, counted boolean default true)
 returns bigint language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off

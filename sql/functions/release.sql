@@ -165,8 +165,10 @@ begin
     order by delivery_id limit 10000));
 end $$;
 
--- Makes those of a tenant's deliveries that wait for their retries due now. `ids` is in order.
-create or replace function waybill.hurry(tenant text, ids uuid[]) returns void language plpgsql
+drop function if exists waybill.hurry(text, uuid[]);
+-- Makes those of a tenant's deliveries that wait for their retries due now, and returns them, or null if there are none. `ids` is in
+-- order.
+create function waybill.hurry(tenant text, ids uuid[]) returns uuid[] language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
@@ -176,6 +178,8 @@ declare
     where tenant_id = tenant and delivery_id = any(ids) and delivery_id between ids[1] and ids[cardinality(ids)]
     order by delivery_id for no key update skip locked);
   hurried uuid[];
+  -- The time of the transaction may lie before an attempt whose record this has waited for.
+  moment constant timestamptz := clock_timestamp();
 begin
   -- By lists, not by joins: with the statistics of an emptier queue, a join would go through all of them for each.
   with moved as (
@@ -183,8 +187,9 @@ begin
     where name = 'deliveries' and id = any(waiting) and state < 'active' and start_after > now() returning id
   )
   select array_agg(id order by id) into hurried from moved;
-  if hurried is null then return; end if;
-  update waybill.deliveries set next_attempt_at = now(), updated_at = now()
+  if hurried is null then return null; end if;
+  update waybill.deliveries set next_attempt_at = moment, updated_at = moment
   where tenant_id = tenant and delivery_id = any(hurried) and delivery_id between hurried[1] and hurried[cardinality(hurried)];
   perform pg_notify('waybill_due', 'retry');
+  return hurried;
 end $$;

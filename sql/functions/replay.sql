@@ -8,6 +8,7 @@ as $$
 declare
   it record;
   is_finished boolean;
+  is_hurried boolean;
   is_queued boolean;
   is_claimed boolean := false;
   moment timestamptz;
@@ -42,22 +43,18 @@ begin
   if it.held or is_finished and it.lines_up then
     perform waybill.probe_now(tenant, it.endpoint_id, delivery, it.ordered, false);
   else
-    update pgboss.job set start_after = now(), priority = greatest(priority, waybill.retry_priority(now()))
-    where name = 'deliveries' and id = delivery and state < 'active' and start_after > now();
-    if found then
-      update waybill.deliveries set next_attempt_at = moment, updated_at = moment where tenant_id = tenant and delivery_id = delivery;
-      perform pg_notify('waybill_due', 'retry');
-      if it.lines_up then perform waybill.probe_now(tenant, it.endpoint_id, delivery, it.ordered, true); end if;
-    end if;
+    is_hurried := waybill.hurry(tenant, array[delivery]) is not null;
     -- A job that failed for good would swallow the new one, which has the same id.
     delete from pgboss.job where name = 'deliveries' and id = delivery and state > 'active';
     -- Looked up first: queueing it again would wait for whoever settles the job, who waits for this delivery.
     select count(*) > 0, coalesce(bool_or(state = 'active'), false) into is_queued, is_claimed
     from pgboss.job where name = 'deliveries' and id in (delivery, it.bundle);
+    if it.lines_up and (is_hurried or is_queued and not is_claimed) then
+      -- What was due already may stand far behind others: then the next probe is one that is held, or this one once it is.
+      perform waybill.probe_now(tenant, it.endpoint_id, case when is_hurried then delivery end, it.ordered, is_hurried);
+    end if;
     if is_finished and not is_queued then
-      perform waybill.enqueue(json_build_array(json_build_object('id', delivery, 'priority', -floor(tag)::int,
-        'data', json_build_object('tenant_id', tenant)))::text), pg_notify('waybill_due', '')
-      from waybill.queue_clock;
+      perform waybill.enqueue_one(tenant, delivery, tag), pg_notify('waybill_due', '') from waybill.queue_clock;
     elsif not is_queued then
       -- Its job is lost. Held, it comes back with the retries that it has left, and its attempt numbers go on.
       update waybill.deliveries set held = true, bundle = null, spent_retries = greatest(0, attempt_count - earlier_attempts), next_attempt_at = null,
@@ -98,7 +95,7 @@ begin
 end $$;
 
 -- Whoever asks for a replay believes that the endpoint answers again: if that is failing, and no probe is under way, this
--- delivery is the next probe, now. At an ordered endpoint, the one that all others wait for is. `is_queued`: this delivery is in
+-- delivery, or the first that is held if it is null, is the next probe, now. At an ordered endpoint, the one that all others wait for is. `is_queued`: this delivery is in
 -- the queue, and need not be released.
 create or replace function waybill.probe_now(tenant text, endpoint uuid, delivery uuid, is_ordered boolean, is_queued boolean)
 returns void language plpgsql
