@@ -40,7 +40,7 @@ async function run(): Promise<void> {
   account.text('Waybill: three endpoints, a few events, and what becomes of them\n')
   const behaviours = await startReceiver(ENDPOINTS, observations)
   receiver = behaviours
-  service = startService(await freePort(Number(process.env.PORT) || 8080), observations)
+  service = startService(await freePort(Number(process.env.PORT) || 8080).catch(() => freePort()), observations)
   await service.ready
   account.line('service', '', '', `${service.url}, embedded Postgres`)
   const { tenant, apiKey } = await register(service, behaviours.urlOf)

@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import type { EventEmitter } from 'node:events'
+import { type EventEmitter, once } from 'node:events'
 import { chmod, mkdir, readdir, rename, rm, stat, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
@@ -159,14 +159,10 @@ async function readKeys(file: string, isMade: boolean): Promise<Keys> {
   return keys
 }
 
-/** A port that nobody listens on right now: the one that is `wanted` or, if that is taken, any. */
+/** A port that nobody listens on right now: any, or the one that is `wanted`. Throws if that is taken. */
 export async function freePort(wanted = 0): Promise<number> {
-  const probe = createServer()
-  const isFree = await new Promise<boolean>((resolve, reject) => {
-    probe.once('error', (error) => (wanted === 0 ? reject(error) : resolve(false)))
-    probe.listen(wanted, '127.0.0.1', () => resolve(true))
-  })
-  if (!isFree) return await freePort()
+  const probe = createServer().listen(wanted, '127.0.0.1')
+  await once(probe, 'listening')
   const { port } = probe.address() as { port: number }
   await new Promise((closed) => probe.close(closed))
   return port

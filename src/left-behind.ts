@@ -51,6 +51,7 @@ async function isServer(pid: number, databaseDir: string): Promise<boolean> {
   return stdout.includes(`postgres -D ${databaseDir} -p `)
 }
 
+/** Whether there is such a process. One that has ended is not there any more, though it may keep its pid; nor is what is no pid. */
 export async function isAlive(pid: number): Promise<boolean> {
   if (!Number.isInteger(pid) || pid <= 0) return false
   try {

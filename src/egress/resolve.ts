@@ -26,6 +26,7 @@ const TOO_MANY = { error: 'dns_error', errorMessage: `the host name has more tha
 export type NameResolver = {
   /** Every A and AAAA address of a name, at least one. Rejects when there is none; with a `LocalFault` when nobody could be asked. */
   resolve(name: string): Promise<string[]>
+  /** Ends what is being asked. */
   close(): void
 }
 

@@ -45,7 +45,7 @@ type Lead = {
 /**
  * The returned function claims at most `max` due deliveries, first attempts or retries, and reads what they need. `thorough`: also
  * those that have returned to a part of the queue that claiming has already passed (waybill.claim_due). `crowding`: the tenants of
- * which only what is preferred may start.
+ * which only what is preferred may start. `monthlyAttempts`: the limit of tenants that have none of their own.
  */
 export function createClaim(pool: Pool, monthlyAttempts: number) {
   const follow = followClock()

@@ -26,7 +26,10 @@ const PAUSE_MS = 5
 const STANDSTILL_MS = 30
 /** Six bundles (sql/functions/bundles.sql). More at once would often be more than an endpoint may have waiting here, and be held. */
 const MAX_BATCH = 96
-/** The part that one tenant's retries may take of the slots that other tenants leave to retries, and of that those not preferred. */
+/**
+ * The part that one tenant's retries may take of what other tenants' leave of the slots for retries; and the part of that which those
+ * may take that are not preferred.
+ */
 const PART = 7 / 8
 
 /**

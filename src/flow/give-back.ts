@@ -41,7 +41,7 @@ export function fromClaims(claims: ClaimedJob[]): Fragment {
 
 /**
  * Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. The deliveries are due at
- * once or, if given, within the last of so many `seconds`, as retries. Either all have been counted or none. Not one transaction: its
+ * once or, if `seconds` are given, as retries, at a random moment of the last of these. Either all have been counted or none. Not one transaction: its
  * lock on the tenant's count would keep all claims of the tenant waiting for this process's next word.
  */
 export async function unclaim(pool: Pool, claims: Claim[], seconds: number | null = null): Promise<void> {

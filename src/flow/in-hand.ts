@@ -25,8 +25,8 @@ const MAX_PUT_AWAY = 1000
 /**
  * What a worker has claimed and not let go of yet, whether under way or waiting for its endpoint or its time slot, and the ways
  * to put it away unsent. If the database is away too long for that, the claims lapse, and the deliveries are claimed again.
- * `slots` is how many may be under way; as many more may wait for their endpoint, and twice as many for a slot of their
- * tenant. `closing` ends all waiting.
+ * `slots` is how many may be under way; as many more first attempts may wait for their endpoint, and twice as many for a slot of their
+ * tenant. Retries wait with a slot. `closing` ends all waiting.
  */
 export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSignal; log: Log }) {
   const { pool, closing, log } = deps

@@ -55,6 +55,7 @@ export function createPlacing(deps: {
       if (place === 'start') deps.start(claim)
       else if (place === 'full') full.push(claim)
       else if (place === 'crowding') surplus.push(claim)
+      // Retries wait with a slot, so that those that wait are among the half of the slots that retries may have.
       else if (kind === 'retry') inHand.takeSlot(claim)
       else inHand.wait(claim, place)
     }

@@ -48,7 +48,10 @@ type Row = RateColumns &
 /** What waybill.publish_plain answers, for all events together. */
 type PlainRow = RateColumns & { event_ids: string[]; delivery_ids: string[]; items: number[] }
 
-/** One round finds an idempotency key whose event retention has removed, the next publishes; one more in case retention runs meanwhile. */
+/**
+ * One round finds an idempotency key whose event retention has removed, the next publishes; one more in case retention runs, or a full
+ * rate window ends, meanwhile.
+ */
 const MAX_ROUNDS = 3
 
 const MAX_BATCH = 100
@@ -59,7 +62,10 @@ const MAX_BATCH = 100
 const MAX_BATCH_LENGTH = 512 * 1024
 /** What each delivery adds to that, so that a batch makes some five hundred at most. */
 const DELIVERY_LENGTH = 1024
-/** How many deliveries an event may make of a tenant of which nothing is known yet. A hundred that made thousands each would take too long. */
+/**
+ * As how many deliveries an event counts while nothing is known of its tenant's: a batch of a hundred events that made thousands each
+ * would take too long.
+ */
 const LIKELY_FANOUT = 100
 
 /**
@@ -200,7 +206,7 @@ export function createPublish(pool: Pool, limits: PublishLimits): (request: Publ
       if (request.event === 'unread' && row.outcome === 'counted') await uncount(request, row)
       const result = await answer(request, row)
       if (result) return result
-      if (round === MAX_ROUNDS) throw new Error('the event of the idempotency key cannot be found')
+      if (round === MAX_ROUNDS) throw new Error('the request was to be submitted again too often')
       await freeKey(request, row)
     }
   }

@@ -9,7 +9,10 @@ export type Verdict = { kind: 'delivered' } | { kind: 'failed'; notBeforeSeconds
 /** The longest wait that a receiver's Retry-After is granted. */
 export const MAX_RETRY_AFTER_SECONDS = 86_400
 
-/** 2xx is success; 410 says that the endpoint will never want this again (Standard Webhooks); all else is tried again. */
+/**
+ * 2xx is success; 410 says that the endpoint will never want this again (Standard Webhooks); all else is tried again. `now`, with which a
+ * Retry-After that is a date is compared, is by the database's clock.
+ */
 export function judge(outcome: Pick<Outcome, 'statusCode' | 'error' | 'retryAfter'>, now: Date): Verdict {
   const { statusCode } = outcome
   if (outcome.error === null) return { kind: 'delivered' }

@@ -26,7 +26,7 @@ type Input<R extends RouteConfig> = {
   payload: string
 }
 
-/** Room for bodies of the operator's requests. */
+/** Room for bodies of the operator's requests; they get half of it, as any tenant does that is alone. */
 const ADMIN_BYTES = 4 * 1024 * 1024
 /** How many changes and replays are made at once: those of one tenant wait for each other's locks, each with a connection. */
 const MAX_CHANGES = 6

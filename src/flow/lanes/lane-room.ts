@@ -4,7 +4,10 @@ import { inPatience } from './pace.ts'
 import type { createSlotTurns } from './slot-turns.ts'
 import type { createStuckSlots } from './stuck-slots.ts'
 
-/** For each slot, so many of one tenant's may be released in half a second to stand in the queue: most of a backlog that is held at first. */
+/**
+ * How many of one tenant's deliveries may be released into the queue in half a second, for each slot of the worker. It is enough for most
+ * of what is held when a backlog begins, while nothing is known of its endpoints.
+ */
 const COMING = 2
 
 /** What may be released for an endpoint. */

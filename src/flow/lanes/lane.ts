@@ -18,7 +18,7 @@ export type Lane = {
   standing: Standing
   /** Whether many of its deliveries are retries, as was known when some were last released. */
   hasManyRetries: boolean
-  /** Whether deliveries of the endpoint are held. */
+  /** Whether deliveries of the endpoint are held that may go out. */
   held: boolean
   /** Whether it is noted as having something in hand. */
   isBusy: boolean

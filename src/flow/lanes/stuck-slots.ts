@@ -67,7 +67,7 @@ function addTo(tally: Tally, { tenantId, standing }: Whose, count: number): void
 export function createStuckSlots(slots: number) {
   let stuck = newTally()
   let taken = newTally()
-  /** How many that were released for each tenant's endpoints without a pace come without a slot. */
+  /** How many released deliveries are on their way to each tenant's endpoints that have no pace yet, with no slot kept for them. */
   const coming = new Map<string, number>()
   let strainedUntil = -Infinity
   let countedAt = -Infinity
@@ -159,7 +159,7 @@ export function createStuckSlots(slots: number) {
      */
     add,
 
-    /** So many more that are released for one of the tenant's endpoints come without a slot. */
+    /** So many more are on their way to one of the tenant's endpoints, with no slot kept for them. */
     expect,
 
     /** How many such are on their way. */
