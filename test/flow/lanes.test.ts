@@ -440,7 +440,8 @@ suite('lanes', () => {
     const count = (verdicts: unknown[]) => verdicts.filter((one) => one === 'tenant' || one === 1).length
     assert.equal(count(all((one) => other(`new ${one}`))), 112)
     assert.equal(count(all((one) => reserve(`released ${one}`))), 112)
-    assert.equal(other('released 0'), 'tenant')
+    lanes.takeStale()
+    assert.equal(other('released 0'), 'tenant', 'its turn is kept for what is on its way')
     tick(501)
     lanes.takeStale()
     assert.equal(count(all((one) => reserve(`more ${one}`))), 111, 'what has not come in time has lost its turn')
@@ -469,6 +470,21 @@ suite('lanes', () => {
     finish(others[2]!, 1)
     assert.equal(lanes.takeFree()[0]?.endpointId, 'waits')
     assert.deepEqual([lanes.takeFree(), lanes.takeWaiting()], [[], []])
+  })
+
+  test('an endpoint that waits for a slot of its tenant’s others gets one that was kept for what has not come', () => {
+    const { lanes, admit, tick, occupy } = setUp(128)
+    const more = { tenantId: 'one' }
+    admit('hangs', 2, more)
+    occupy(123)
+    for (const [late, count] of [
+      ['late', 2],
+      ['late too', 1],
+    ] as const)
+      assert.equal(lanes.reserve(lane(late, late), upTo(count)), count)
+    assert.equal(admit('waits', 1, more).wait, 1)
+    tick(501)
+    assert.equal(lanes.takeFree()[0]?.endpointId, 'waits')
   })
 
   for (const [how, most] of [
@@ -642,10 +658,11 @@ suite('lanes', () => {
   })
 
   test('of a quick endpoint that has not all the slots that it could use, no more are released than have one', () => {
-    const { lanes, runFast, occupy } = setUp()
+    const { lanes, admit, runFast, occupy } = setUp()
     runFast()
     occupy(170)
     assert.equal(lanes.reserve(lane('fast', 'fast'), upTo(5000)), 27)
+    assert.equal(admit('fast', 27).start, 27, 'the slots that were kept are no longer free, but theirs')
   })
 
   test('while deliveries of a slow endpoint are held, what is new takes half of its lane and leaves places that are kept', () => {
@@ -772,9 +789,11 @@ suite('lanes', () => {
   })
 
   test('places that are kept one after the other are all there', () => {
-    const { lanes } = setUp()
-    for (let n = 0; n < 2; n++) assert.equal(lanes.reserve(lane('e', 'e'), upTo(10)), 10)
-    assert.equal(lanes.busy('e'), 20)
+    const { lanes, admit } = setUp()
+    for (let n = 0; n < 2; n++) assert.equal(lanes.reserve(lane('e', 'e'), upTo(20)), 20)
+    assert.equal(lanes.busy('e'), 40)
+    lanes.noteHeld(new Set(['e']), { all: true })
+    assert.deepEqual(admit('e', 41), { start: 40, wait: 0, full: 1 })
   })
 
   test('of what waits too long the newest are given up, so that the oldest go first', () => {
