@@ -232,3 +232,27 @@ test('retries that come again later, as their tenant’s have their part of the 
   assert.equal(receiver.receipts.length, 120 + 24 + 7)
   await assertBooks(sql)
 })
+
+test('what is put away unsent, as its endpoint hangs or is inactive, is not counted against the month', async (t) => {
+  const receiver = await startReceiver(t)
+  const { databaseUrl, sql, tenant } = await startTenant(t, { mode: 'api' })
+  const hanging = gate()
+  receiver.script('/hangs', hanging.reply)
+  await tenant.createEndpoint(receiver.url('/hangs'))
+  const { endpoint_id: inactive } = await tenant.createEndpoint(receiver.url('/inactive'))
+  await publishMany(sql, tenant.tenantId, 2 * SLOTS)
+  await tenant.call('PATCH', `/v1/endpoints/${inactive}`, { body: { is_active: false } })
+  await startService(t, { databaseUrl, mode: 'worker', env: { WORKER_CONCURRENCY: String(SLOTS) } })
+  const isHeld = async () => {
+    const { length } = await sql`select from waybill.deliveries where held`
+    return receiver.receipts.length > 0 && length + receiver.receipts.length === 4 * SLOTS
+  }
+  await waitFor(isHeld, { what: 'all that does not start to be held' })
+  const used = async () => (await sql`select count::int from waybill.usage where metric = 'attempts'`)[0]?.count
+  assert.equal(await used(), receiver.receipts.length)
+  await tenant.call('PATCH', `/v1/endpoints/${inactive}`, { body: { is_active: true } })
+  hanging.open()
+  await settled(sql)
+  assert.equal(receiver.receipts.length, 4 * SLOTS)
+  assert.equal(await used(), 4 * SLOTS)
+})
