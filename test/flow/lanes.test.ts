@@ -196,6 +196,9 @@ suite('lanes', () => {
 
   test('where there was no room for a tenant’s, any number are worth claiming as soon as another’s first attempt starts', () => {
     const { lanes, admit, tick } = setUp()
+    for (let nth = 0; nth < SLOTS; nth++) admit(`retried ${nth}`, 1, { tenantId: 'retries', status: 'retrying' })
+    tick(1)
+    assert.equal(lanes.worthClaiming(), Infinity, 'that there was none for retries says nothing of first attempts')
     for (let nth = 0; nth < SLOTS; nth++) admit(`burst ${nth}`, 1, { tenantId: 'burst' })
     tick(1)
     assert.equal(lanes.worthClaiming(), 8)
