@@ -24,6 +24,7 @@ async function startAttempt(t: TestContext, reply: Reply, env: Record<string, st
   return {
     receiver,
     sql,
+    tenant,
     worker,
     startWorker,
     open: answer.open,
@@ -64,6 +65,19 @@ test('what is replayed during its last attempt has all of its retries again', as
   const [counted] =
     await sql`select pending::int, retrying::int, delivered::int, dead_lettered::int from waybill.endpoint_stats`
   assert.deepEqual({ ...counted }, { pending: 0, retrying: 0, delivered: 1, dead_lettered: 0 })
+})
+
+test('what is replayed during an attempt that finds its endpoint gone waits until that is active again', async (t) => {
+  const { receiver, tenant, open, replay, until, requests } = await startAttempt(t, 410)
+  await replay()
+  open()
+  await waitFor(async () => (await requests()).length === 0, { what: 'the replay to be carried out' })
+  await until('pending')
+  const [{ endpoint_id, is_active }] = (await tenant.call('GET', '/v1/endpoints')).body.data
+  assert.equal(is_active, false)
+  await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { is_active: true } })
+  await until('delivered')
+  assert.equal(receiver.receipts.length, 2)
 })
 
 test('what is replayed while an attempt is made that succeeds is not sent again', async (t) => {
