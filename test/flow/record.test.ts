@@ -3,6 +3,9 @@ import { type TestContext, test } from 'node:test'
 import type { Pool } from '../../src/db/open.ts'
 import type { Claim } from '../../src/flow/claim.ts'
 import { createClaim } from '../../src/flow/claim-due.ts'
+import { insistOn } from '../../src/flow/record.ts'
+import type { AttemptRecord } from '../../src/flow/settle.ts'
+import { createLog } from '../../src/log.ts'
 import { createAttempt } from '../support/attempts.ts'
 import { createDatabase, insertEndpoint, lock, waitingForLocks } from '../support/database.ts'
 import { publishMany, standingOf } from '../support/deliveries.ts'
@@ -36,6 +39,31 @@ test('an attempt is stored though its endpoint’s breaker cannot be moved; the 
   await sql.text('drop trigger refuse on waybill.endpoint_stats')
   assert.equal((await attempt(claims[1], 200)).settled, true)
   assert.equal(await breaker(), 'half_open')
+})
+
+test('an attempt that has failed is stored though what was asked for meanwhile cannot be attended to', async (t) => {
+  const { url, sql, pool, claims } = await startOpen(t)
+  await sql.text('alter table waybill.replay_requests rename to gone')
+  const { settled, nextAttemptAt } = await createAttempt(pool, url)(claims[0], 503)
+  assert.equal(settled, true)
+  assert.ok(nextAttemptAt instanceof Date)
+})
+
+test('whether an attempt counts is unknown where an earlier try to record it was not answered', async () => {
+  const settledAfter = async (...answers: (Error | boolean)[]) => {
+    const record = insistOn(async () => {
+      const settled = answers.shift()
+      if (typeof settled !== 'boolean') throw settled
+      return { settled, nextAttemptAt: null, held: false }
+    }, createLog('silent'))
+    return (await record({ claim: { deliveryId: 'one' } } as AttemptRecord)).settled
+  }
+  const lost = new Error('connection lost')
+  assert.deepEqual(await Promise.all([settledAfter(false), settledAfter(lost, true), settledAfter(lost, false)]), [
+    false,
+    true,
+    null,
+  ])
 })
 
 for (const [what, burst, opens] of [
