@@ -281,6 +281,49 @@ suite('lanes', () => {
       assert.equal(admit('well', 1).start, 1)
     })
 
+  for (const [standing, most] of [
+    ['good', (SLOTS * 7) / 8],
+    ['unsure', (SLOTS * 3) / 4],
+    ['failing', (SLOTS * 3) / 4],
+  ] as const)
+    test(`one tenant’s ${standing} endpoints take ${most} of ${SLOTS} slots, however quick they are`, () => {
+      const { admit, finish, tick } = setUp()
+      const all = Array.from({ length: SLOTS }, (_, nth) => `quick ${nth}`)
+      const begin = (some: string[]) => some.map((one) => admit(one, 1, { tenantId: 'one', standing }).start)
+      for (let step = 0; step < 20; step++) {
+        const some = all.slice((step % 4) * 50, ((step % 4) + 1) * 50)
+        begin(some)
+        tick(10)
+        for (const one of some) finish(one, 1)
+      }
+      assert.equal(
+        begin(all).reduce((a, b) => a + b),
+        most,
+      )
+    })
+
+  test('a worker is strained once half of its slots hang, and then keeps some from what fails', () => {
+    for (const [hanging, starts] of [
+      [SLOTS / 2 - 1, 1],
+      [SLOTS / 2, 0],
+    ] as const) {
+      const { lanes, admit, tick } = setUp()
+      for (let nth = 0; nth < hanging; nth++) admit(`hangs ${nth}`, 1, { standing: 'failing' })
+      tick(1001)
+      lanes.takeFree()
+      tick(1)
+      assert.equal(admit('fails', 1, { standing: 'failing' }).start, starts)
+    }
+  })
+
+  test('what is on its way to a quick endpoint keeps nothing from being released for its tenant’s others', () => {
+    const { lanes, tick, runFast } = setUp()
+    runFast()
+    assert.equal(lanes.reserve(lane('fast', 'fast'), upTo(500, { comeAtOnce: false })), 500)
+    tick(1)
+    assert.ok(lanes.reserve(lane('fast', 'other'), upTo(10, { comeAtOnce: false })) > 0)
+  })
+
   for (const slots of [2, 4])
     test(`an endpoint that is quick gets all slots of a worker with ${slots}`, () => {
       const { admit, finish, tick } = setUp(slots)
