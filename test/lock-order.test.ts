@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
+import { createClaim } from '../src/flow/claim-due.ts'
+import { createAttempt } from './support/attempts.ts'
 import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
 import { publishMany } from './support/deliveries.ts'
 import { claim, startFailing } from './support/queue.ts'
@@ -127,13 +129,28 @@ const CASES: Record<string, [table: string, column: string, prepare: (sql: Pool)
           ${claims.map(({ id }) => id)}::uuid[], true)`
       },
     ],
+    'what is recorded, if some have failed': [
+      'pgboss.job',
+      'id',
+      async (sql) => {
+        await insertSixBundles(sql)
+        const { send } = await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 100 })
+        const attempt = createAttempt(sql, '', { boss: null as never })
+        const [last, ...others] = send.toSorted((one, other) => (one.bundle! < other.bundle! ? 1 : -1))
+        return () => Promise.all([attempt(last!, 503), ...others.map((claim) => attempt(claim, 200))])
+      },
+    ],
   }
 
 /** Six bundles, claimed; the last comes first. */
 async function claimBundles(sql: Pool): Promise<Claimed[]> {
+  await insertSixBundles(sql)
+  return await claimAll(sql)
+}
+
+async function insertSixBundles(sql: Pool): Promise<void> {
   await insertEndpoint(sql)
   for (let nth = 0; nth < 6; nth++) await publishMany(sql, 'acme', 2)
-  return await claimAll(sql)
 }
 
 for (const [what, [table, column, prepare]] of Object.entries(CASES))
