@@ -3,7 +3,8 @@ import { randomUUID } from 'node:crypto'
 import { type TestContext, test } from 'node:test'
 import { takeDeadLetters } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'
-import { createDatabase, startBoss } from './support/database.ts'
+import { createDatabase, insertEndpoint, startBoss } from './support/database.ts'
+import { startFailing } from './support/queue.ts'
 import { startReceiver } from './support/receiver.ts'
 import { startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -67,4 +68,22 @@ test('dead letters that were taken together with one that the database refuses c
   await sql`update pgboss.job set started_on = started_on - interval '1 minute'`
   await boss.supervise('dead_letters')
   await waitFor(async () => (await take()) === 1, { what: 'the other one to come again' })
+})
+
+test('a dead letter is announced unless it is an announcement itself, or the month had no attempt left for it', async (t) => {
+  const { url, sql, openPool } = await createDatabase(t)
+  const boss = await startBoss(t, url)
+  const { ids } = await startFailing(sql, Array<boolean>(5).fill(true))
+  const types = ['endpoint.disabled', 'endpoint.recovered', 'delivery.dead_lettered', 'a', 'b']
+  await insertEndpoint(sql, { types: ['delivery.dead_lettered'] })
+  for (const [nth, delivery_id] of ids.entries()) {
+    const reason = types[nth] === 'b' ? 'monthly_attempt_limit' : 'retries_exhausted'
+    await sql`
+      update waybill.deliveries set event_type = ${types[nth]!}, held = false, status = 'dead_lettered', dead_letter_reason = ${reason}::waybill.dead_letter_reason,
+        completed_at = now() where delivery_id = ${delivery_id}`
+    await boss.send('dead_letters', { tenant_id: 'acme', delivery_id })
+  }
+  assert.equal(await takeDeadLetters(openPool(), boss, createLog('silent')), 5)
+  const told = await sql`select payload::jsonb ->> 'delivery_id' as id from waybill.announcements`
+  assert.deepEqual([...told], [{ id: ids[3] }])
 })
