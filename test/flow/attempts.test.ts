@@ -1,0 +1,61 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createAttempts } from '../../src/flow/attempts.ts'
+import type { Claim } from '../../src/flow/claim.ts'
+import { createInHand } from '../../src/flow/in-hand.ts'
+import { createLanes, type Lanes } from '../../src/flow/lanes/lanes.ts'
+import { createLog } from '../../src/log.ts'
+
+/** Makes `count` attempts of one endpoint, whose lane says what `told` does; resolves, once all are over, with how often room was told of. */
+async function make(count: number, told: Partial<Lanes>, { held = false, look = () => {} } = {}): Promise<number> {
+  const log = createLog('silent')
+  const { signal } = new AbortController()
+  const pool = null as never // Nothing is put away here.
+  const inHand = createInHand({ pool, slots: count, closing: signal, log })
+  let rooms = 0
+  const attempts = createAttempts({
+    lanes: { ...createLanes({ cap: count, slots: count }), ...told },
+    inHand,
+    async deliver() {
+      look()
+      return { settled: true, nextAttemptAt: null, held }
+    },
+    onRoom: () => rooms++,
+    closing: signal,
+    log,
+  })
+  for (let nth = 0; nth < count; nth++) {
+    const claim = { tenantId: 'acme', endpointId: 'one', startAt: null, hand: null, underWay: null } as unknown as Claim
+    inHand.take(claim, () => () => {})
+    attempts.start(claim)
+  }
+  await Promise.all([...attempts.all])
+  return rooms
+}
+
+test('more is released as soon as an endpoint that has some held has room for it, and for no other reason', async () => {
+  for (const [held, isRoomy, rooms] of [
+    [true, true, 1],
+    [true, false, 0],
+    [false, true, 0],
+  ] as const)
+    assert.equal(await make(1, { isRoomy: () => isRoomy }, { held }), rooms)
+})
+
+test('of an endpoint that has finished nothing lately, five attempts begin in a turn of the event loop; of another, any number', async () => {
+  for (const [pace, most] of [
+    [0, 5],
+    [1, 20],
+  ] as const) {
+    let turn = 0
+    const begun: number[] = []
+    const count = () => {
+      turn++
+      if (begun.length < 20) setImmediate(count)
+    }
+    setImmediate(count)
+    await make(20, { pace: () => pace }, { look: () => begun.push(turn) })
+    const together = [...Map.groupBy(begun, (nth) => nth).values()]
+    assert.equal(Math.max(...together.map(({ length }) => length)), most)
+  }
+})
