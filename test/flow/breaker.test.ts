@@ -64,5 +64,6 @@ suite('the breaker', () => {
     assert.equal(after(half, { successes: 1, failureStreak: 0 }).ramp, 9)
     const again = after(half, { failureStreak: 3 })
     assert.deepEqual(again, { state: 'open', ramp: null, failedProbes: 3, probeInSeconds: 40 })
+    assert.deepEqual(after({ ...half, ramp: 50 }, {}), { ...half, ramp: 50 }, 'nor does what tells nothing close it')
   })
 })
