@@ -2,6 +2,11 @@ import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
+import { SHUTTING_DOWN } from '../src/flow/attempts.ts'
+import { createClaim } from '../src/flow/claim-due.ts'
+import { createPayloads } from '../src/flow/payload.ts'
+import { createLog } from '../src/log.ts'
+import { lock, waitingForLocks } from './support/database.ts'
 import { assertBooks, NO_LIMITS, settled } from './support/deliveries.ts'
 import { startProxy } from './support/proxy.ts'
 import { gate, type Receipt, startReceiver } from './support/receiver.ts'
@@ -212,5 +217,22 @@ suite('large payloads', { concurrency: 3 }, () => {
     })
     await finished(sql)
     assert.equal(receiver.at('/large').length, count)
+  })
+
+  test('that are being read when a shutdown ends all waiting are not waited for', async (t) => {
+    const { sql } = await publishLarge(t, 1, 100_000)
+    const [claim] = (await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })).send
+    const closing = new AbortController()
+    const withPayload = createPayloads({ pool: sql, closing: closing.signal, log: createLog('silent') })
+    const unlock = await lock(sql, 'waybill.events')
+    let reason: unknown
+    withPayload(claim!, async () => {}).catch((error: unknown) => {
+      reason = error
+    })
+    await waitFor(() => waitingForLocks(sql), { what: 'it to be read' })
+    closing.abort(SHUTTING_DOWN)
+    await waitFor(() => reason === SHUTTING_DOWN, { what: 'it to be given up' })
+    assert.equal(await waitingForLocks(sql), 1)
+    await unlock()
   })
 })
