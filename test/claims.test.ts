@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import type { Db } from '../src/db/open.ts'
+import type { Db, Pool } from '../src/db/open.ts'
+import { createClaim } from '../src/flow/claim-due.ts'
 import { createDatabase, insertEndpoint } from './support/database.ts'
 import { publishMany } from './support/deliveries.ts'
 import { claim, queueAt, startFailing } from './support/queue.ts'
@@ -420,4 +421,17 @@ test('what is taken back with no retry left does not become due', async (t) => {
       { is_last: true, due_now: false },
     ],
   )
+})
+
+test('a claim may lapse from when it was asked for, however late the database answers', async (t) => {
+  const { sql } = await createDatabase(t)
+  await insertEndpoint(sql)
+  await publishMany(sql, 'acme', 1)
+  let askedAt = 0
+  const pool = ((...question: Parameters<Pool>) => {
+    askedAt = performance.now()
+    return sql(...question)
+  }) as Pool
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 1 })
+  assert.ok(send[0]!.touchedAt <= askedAt)
 })
