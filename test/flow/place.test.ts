@@ -47,13 +47,13 @@ function setUp() {
     inHand,
     slots,
     answers,
-    fetch: (kind: Kind, found: Partial<typeof claimed>) => {
+    fetch: (kind: Kind, found: Partial<typeof claimed>, isCrowding = () => false) => {
       Object.assign(claimed, { send: [], unsendable: [], obsolete: [] }, found)
       const occupy = () => {
         slots.occupied++
         return () => void slots.occupied--
       }
-      const how = { max: 9, thorough: false, mayWait: true, occupy, crowding: [], isCrowding: () => false }
+      const how = { max: 9, thorough: false, mayWait: true, occupy, crowding: [], isCrowding }
       return fetch(kind, how)
     },
   }
@@ -91,4 +91,11 @@ test('no more is claimed while the database has not yet put away what four fetch
   assert.equal(isOver, false)
   answers[2]?.()
   await fifth
+})
+
+test('what was counted against the month, and what was not, is given back apart', async () => {
+  const { answers, fetch } = setUp()
+  await fetch('retry', { send: [claimOf(), claimOf({ withinQuota: null }), claimOf()] }, () => true)
+  await new Promise((resolve) => setImmediate(resolve))
+  assert.equal(answers.length, 2)
 })
