@@ -108,6 +108,19 @@ suite('room', () => {
     await assert.rejects(impatient.hold('second', 'b', 50), /refused/)
   })
 
+  test('keeps nobody out who waits when a signal aborts whose own work was let in before', async () => {
+    const closing = new AbortController()
+    const { hold, end, entered } = openRoom()
+    void hold('first', 'a', 90)
+    void hold('second', 'b', 50, closing.signal)
+    void hold('third', 'c', 90)
+    await end('none')
+    await end('first')
+    closing.abort()
+    await end('second')
+    assert.deepEqual(entered, ['first', 'second', 'third'])
+  })
+
   test('tells who has waited for half of its time for what others have', async () => {
     const { hold, end, entered, wanted } = openRoom(200)
     void hold('a1', 'a', 40)
