@@ -175,6 +175,10 @@ test('an own database needs its keys; the embedded one brings its own', () => {
   assert.deepEqual(problems({}), [])
 })
 
+test('an address of a database may have an @ in the value of a parameter', () => {
+  assert.deepEqual(problems({ ...OWN, DATABASE_URL: 'postgres://localhost/db?application_name=waybill@one' }), [])
+})
+
 test('several encryption keys are read in their order', () => {
   const second = Buffer.alloc(32, 2).toString('base64')
   const keys = readConfig({ ...OWN, ENCRYPTION_KEY: `${KEY}, ${second}` }).ENCRYPTION_KEY
