@@ -252,6 +252,16 @@ describe('each field, just within its bounds and just beyond', () => {
     assert.equal((await publish(`${' '.repeat(2000)}${ofBytes(1000)}${'\n'.repeat(2000)}`)).status, 202)
   })
 
+  test('a body without a payload, as a whole', async () => {
+    const patch = (bytes: number) =>
+      call(tenant.key, 'PATCH', `/v1/endpoints/${endpoint_id}`, '{"description":"d"}'.padEnd(bytes))
+    assert.equal((await patch(65_536)).status, 200)
+    const { status, body } = await patch(65_537)
+    assert.equal(status, 400)
+    const details = { limit_bytes: 65_536, actual_bytes: 65_537 }
+    assert.deepEqual(body, { ok: false, error: 'payload too large', details })
+  })
+
   test('nesting, 64 deep and no deeper', async () => {
     // The body itself is one level.
     const deep = (depth: number, open = '[', close = ']') =>
