@@ -418,6 +418,18 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     assert.deepEqual(await put(tenant.tenantId, { limits: { max_endpoints: 7 } }), { max_endpoints: 7 })
   })
 
+  test('a tenant that is changed shows when it was, and still when it was made', async () => {
+    const { tenant, admin } = await quotas.newTenant()
+    const at = '2026-01-02T03:04:05.678Z'
+    await quotas.database
+      .sql`update waybill.tenants set created_at = ${at}, updated_at = ${at} where tenant_id = ${tenant.tenantId}`
+    const { body } = await admin('POST', '/v1/admin/tenants', {
+      body: { tenant_id: tenant.tenantId, tenant_slug: tenant.tenantId },
+    })
+    assert.equal(body.created_at, at)
+    assert.ok(body.updated_at > at)
+  })
+
   test('a tenant is told its own limits', async () => {
     const monthly = { events: 11, attempts: 12 }
     const hard = { max_endpoints: 13, max_fanout_endpoints: 14, max_payload_bytes: 15 }
@@ -463,6 +475,13 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     assert.deepEqual(body.rate_limits.read, { limit: 1, window_seconds: 2 })
     assert.equal(body.protections.rate_limiting, true)
   })
+})
+
+test('a service that limits no rate says so', async (t) => {
+  const actions = ['EVENTS_WRITE', 'ENDPOINTS_WRITE', 'DELIVERIES_REPLAY', 'READ']
+  const env = Object.fromEntries(actions.map((action) => [`RATE_LIMIT_${action}`, '0']))
+  const { tenant } = await startTenant(t, { mode: 'api', env })
+  assert.equal((await tenant.call('GET', '/v1/safety/limits')).body.protections.rate_limiting, false)
 })
 
 test('what was used in another month does not count in this one', async (t) => {
