@@ -336,3 +336,15 @@ test('a tenant whose changes wait for each other keeps no other tenant waiting',
   await session`rollback`
   await changes
 })
+
+test('an endpoint that is changed shows when it was, and no longer what was taken from it', async (t) => {
+  const { sql, tenant } = await startTenant(t, { mode: 'api' })
+  const own = { description: 'mine', max_per_second: 5, ordered: true }
+  const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/', own)
+  const at = '2026-01-02T03:04:05.678Z'
+  await sql`update waybill.endpoints set updated_at = ${at}`
+  const taken = { description: null, max_per_second: null }
+  const { body } = await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: taken })
+  assert.deepEqual([body.description, body.max_per_second, body.ordered], [null, null, true])
+  assert.ok(body.updated_at > at)
+})
