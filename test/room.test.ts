@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { createServer as createHttpServer } from 'node:http'
 import { type AddressInfo, connect, createServer } from 'node:net'
 import { after, suite, test } from 'node:test'
+import { readJson } from '../src/http/body.ts'
 import { createRoom } from '../src/room.ts'
 import { createDatabase } from './support/database.ts'
 import { rawRequest } from './support/raw-http.ts'
@@ -220,6 +222,20 @@ suite('bodies that do not arrive', { concurrency: 3 }, () => {
       t.after(() => clearInterval(drip))
     })
     assert.equal(answer?.status, 408)
+  })
+
+  test('because their clients left while they waited for room are not waited for', async (t) => {
+    const server = createHttpServer().listen(0, '127.0.0.1')
+    await once(server, 'listening')
+    t.after(() => server.close())
+    const client = connect((server.address() as AddressInfo).port, '127.0.0.1')
+    client.write(headOf('key', 100))
+    const [incoming] = await once(server, 'request')
+    client.destroy()
+    await new Promise((gone) => incoming.once('close', gone))
+    const outgoing = { askForBody() {} }
+    const context = { env: { incoming, outgoing }, get: () => 'tenant' } as unknown as Parameters<typeof readJson>[0]
+    await assert.rejects(readJson(context, 0), { code: 'invalid_json', details: 'the body ended early' })
   })
 
   test('and were waited for in vain let smaller ones behind them in', async (t) => {
