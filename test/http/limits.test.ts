@@ -314,6 +314,18 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     assert.equal((await publish(tenant.call)).headers.get('x-ratelimit-remaining'), '1')
   })
 
+  test('of publishes beyond the limit that wait to be counted only so many bodies wait with them', async () => {
+    const { tenant } = await rates.newTenant({ events_write_rate: 1 })
+    for (const status of [202, 429]) assert.equal((await publish(tenant.call)).status, status)
+    const head = `POST /v1/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ${tenant.key}\r\ncontent-type: application/json\r\ncontent-length: 200000\r\n\r\n`
+    await rates.database.sql.begin(async (holder) => {
+      await holder`select from waybill.rate_windows where tenant_id = ${tenant.tenantId} for update`
+      const answers = Array.from({ length: 200 }, () => rawRequest(rates.port, head))
+      // Of those that are let in, the first would be answered with 500, seconds later.
+      assert.equal((await Promise.race(answers))?.status, 503)
+    })
+  })
+
   test('a window that the database lost in a crash begins anew', async () => {
     const { tenant } = await rates.newTenant()
     for (let i = 0; i < 5; i++) await publish(tenant.call)
