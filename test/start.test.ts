@@ -87,7 +87,7 @@ suite('starting', { concurrency: 3 }, () => {
   test('several processes that start at once on an empty database all come up and work together', async (t) => {
     const { url: databaseUrl } = await createDatabase(t, { template: null })
     const receiver = await startReceiver(t)
-    const [api, other] = await Promise.all([
+    const [api, other, worker] = await Promise.all([
       startService(t, { databaseUrl, mode: 'api' }),
       startService(t, { databaseUrl, mode: 'all' }),
       startService(t, { databaseUrl, mode: 'worker' }),
@@ -99,10 +99,16 @@ suite('starting', { concurrency: 3 }, () => {
     await receiver.until(1)
     const seen = await other.call('GET', `/v1/events/${published.event_id}`, { key: tenant.key })
     assert.equal(seen.status, 200)
-    for (const service of [api, other]) {
+    for (const [service, mode] of [
+      [api, 'api'],
+      [other, 'all'],
+      [worker, 'worker'],
+    ] as const) {
       const { body } = await service.call('GET', '/health')
-      assert.deepEqual([body.ok, body.status, body.database], [true, 'ok', 'ok'])
+      assert.deepEqual([body.ok, body.status, body.database, body.mode], [true, 'ok', 'ok', mode])
     }
+    const { status } = await fetch(`http://127.0.0.1:${worker.port}/openapi.json`)
+    assert.equal(status, 404, 'a worker serves nothing but its health')
   })
 
   test('with --no-migrate an empty database is left empty, and the start fails', async (t) => {
