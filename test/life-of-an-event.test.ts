@@ -345,12 +345,14 @@ suite('the life of an event', { concurrency: true }, () => {
   })
 
   test('a redirect is a failure and is not followed', async () => {
-    const { tenant, path } = await start()
+    const { tenant, path, endpoint } = await start()
     receiver.script(path, { status: 302, headers: { location: receiver.url(`${path}/target`) } })
     const { delivery_ids } = await tenant.publish()
     const attempt = await firstAttempt(tenant, delivery_ids[0]!)
     assert.deepEqual([attempt.status_code, attempt.error, attempt.retry_state], [302, 'redirect', 'will_retry'])
     assert.deepEqual(receiver.at(`${path}/target`), [])
+    const health = (await tenant.call('GET', `/v1/endpoints/${endpoint.endpoint_id}/health`)).body
+    assert.deepEqual([health.success_rate, health.failure_rate, health.last_success_at], [0, 1, null])
   })
 
   test('an endpoint that nobody answers at becomes a recorded failure without a status', async () => {
