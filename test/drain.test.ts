@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
-import { connect } from 'node:net'
+import { once } from 'node:events'
+import { connect, createServer } from 'node:net'
 import { type TestContext, test } from 'node:test'
+import { drain } from '../src/http/server/drain.ts'
 import { lock, waitingFor } from './support/database.ts'
 import { startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -131,4 +133,20 @@ test('a connection whose last request was answered before it had arrived is idle
   service.signal('SIGTERM')
   const [whole, early] = await Promise.all(connections.map(({ closed }) => closed))
   assert.ok(early! - whole! < 1000, `${early! - whole!} ms later`)
+})
+
+test('a server is closed in time although there are always more connections to take', {
+  timeout: 20_000,
+}, async (t) => {
+  const server = createServer().listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const state = { isDraining: false, haveIdleLeft: false, taken: 0 }
+  // As a flood of new connections would have it: one in each turn.
+  let flood = setImmediate(function take() {
+    state.taken++
+    flood = setImmediate(take)
+  })
+  t.after(() => [clearImmediate(flood), server.close()])
+  await drain(server, new Map(), state, 200)
+  assert.equal(server.listening, false)
 })
