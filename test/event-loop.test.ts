@@ -1,10 +1,12 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { connect } from 'node:net'
+import { Readable } from 'node:stream'
 import { suite, type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseRange } from '../src/egress/address.ts'
 import { createSender } from '../src/egress/send.ts'
+import { readJson } from '../src/http/body.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { startDns } from './support/dns.ts'
 import { startTenant } from './support/service.ts'
@@ -114,4 +116,18 @@ suite('nothing that receivers may answer at once stops the worker', () => {
     assert.deepEqual([...new Set(outcomes.map(({ error }) => error))], ['dns_error'])
     assert.ok(ms < mostMs(), `a turn took ${ms} ms`)
   })
+})
+
+test('a small body is parsed before large ones that came ahead of it', async () => {
+  const parsed: number[] = []
+  const parse = async (bytes: number) => {
+    const incoming = Object.assign(Readable.from([Buffer.from(`{"payload":{"a":"${'x'.repeat(bytes - 20)}"}}`)]), {
+      headers: { 'content-type': 'application/json', 'content-length': String(bytes) },
+    })
+    const context = { env: { incoming, outgoing: { askForBody() {} } }, get: () => 'tenant' }
+    await readJson(context as unknown as Parameters<typeof readJson>[0], 262_144)
+    parsed.push(bytes)
+  }
+  await Promise.all([...times(20, () => parse(262_144)), parse(4096)])
+  assert.ok(parsed.indexOf(4096) < 10, `it was number ${parsed.indexOf(4096)}`)
 })
