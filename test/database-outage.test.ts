@@ -121,3 +121,13 @@ suite('a database that goes away', { concurrency: true }, () => {
     await receiver.until(2)
   })
 })
+
+test('of a database that is far away all who ask for health at once share one answer', async (t) => {
+  const { url } = await createDatabase(t)
+  const proxy = await startProxy(t, url)
+  const service = await startService(t, { databaseUrl: proxy.url, mode: 'api' })
+  assert.equal((await service.call('GET', '/health')).status, 200)
+  proxy.disturb({ delayMs: 50, resets: 0, random: () => 1 })
+  const answers = await Promise.all(Array.from({ length: 200 }, () => service.call('GET', '/health')))
+  assert.deepEqual([...new Set(answers.map(({ status }) => status))], [200])
+})
