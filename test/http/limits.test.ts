@@ -326,6 +326,15 @@ describe('a rate limit lets exactly as much through as it says, with 100 request
     })
   })
 
+  test('who finds a window of the days to come, as the database’s clock was ahead, is told to wait for one window', async () => {
+    const { tenant, call } = await rates.newTenant()
+    assert.equal((await call('GET', '/v1/dlq')).status, 200)
+    await rates.database
+      .sql`update waybill.rate_windows set window_start = window_start + interval '2 days', count = 5 where tenant_id = ${tenant.tenantId}`
+    const { status, body, headers } = await call('GET', '/v1/dlq')
+    assert.deepEqual([status, body.details.retry_after_seconds, headers.get('retry-after')], [429, 86_400, '86400'])
+  })
+
   test('a window that the database lost in a crash begins anew', async () => {
     const { tenant } = await rates.newTenant()
     for (let i = 0; i < 5; i++) await publish(tenant.call)
