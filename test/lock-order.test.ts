@@ -3,8 +3,8 @@ import { test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
 import { createAttempt } from './support/attempts.ts'
-import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
-import { publishMany } from './support/deliveries.ts'
+import { createDatabase, insertEndpoint, lock, waitingFor, waitingForLocks } from './support/database.ts'
+import { NO_LIMITS, publishMany } from './support/deliveries.ts'
 import { claim, startFailing } from './support/queue.ts'
 import { waitFor } from './support/wait.ts'
 
@@ -57,6 +57,42 @@ const CASES: Record<string, [table: string, column: string, prepare: (sql: Pool)
         return () => sql`
         select waybill.count_deliveries(${endpoints.map(() => 'acme')}::text[], ${endpoints}::uuid[],
           ${endpoints.map(() => 'pending')}::waybill.delivery_status[], ${endpoints.map(() => 1)}::int[])`
+      },
+    ],
+    'what is published': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        await insertSix(sql)
+        return () => publishMany(sql, 'acme', 1)
+      },
+    ],
+    'what is published alone': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        await insertSix(sql)
+        return () => sql`
+        select from waybill.publish_plain('acme', '{a}', array['{}'], array[null]::text[], ${JSON.stringify(NO_LIMITS)})`
+      },
+    ],
+    'what is published, and held for all but the first,': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        const first = (await insertSix(sql)).at(-1) as string
+        await sql`update waybill.endpoints set ordered = endpoint_id <> ${first}`
+        return () => publishMany(sql, 'acme', 1)
+      },
+    ],
+    'what is recorded': [
+      'waybill.endpoint_stats',
+      'endpoint_id',
+      async (sql) => {
+        await insertSix(sql, [false])
+        return () => sql`
+        select waybill.record_lost(array_agg(tenant_id), array_agg(delivery_id), array_agg(endpoint_id), array_agg('http://x'::text), array_agg(1),
+          array_agg(0), array_agg(status), false) from (select * from waybill.deliveries order by delivery_id desc) d`
       },
     ],
     'what is claimed': [
@@ -172,3 +208,17 @@ for (const [what, [table, column, prepare]] of Object.entries(CASES))
     await waiting
     assert.equal(free, all - 1)
   })
+
+test('who publishes to an ordered endpoint has no counters while waiting for the tables', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  await insertEndpoint(sql, { ordered: true })
+  await publishMany(sql, 'acme', 1)
+  // As waybill.rebase_queue does, which then wants the counters.
+  const unlock = await lock(newSession(), 'only waybill.deliveries in share row exclusive mode')
+  const publishing = publishMany(sql, 'acme', 1)
+  await waitFor(async () => (await waitingFor(sql, 'waybill.deliveries')) > 0, { what: 'it to wait' })
+  for (const counters of ['usage', 'endpoint_stats'])
+    assert.equal((await sql.text(`select from waybill.${counters} for update skip locked`)).length, 1, counters)
+  await unlock()
+  await publishing
+})
