@@ -8,7 +8,7 @@ import type { AttemptRecord } from '../../src/flow/settle.ts'
 import { createLog } from '../../src/log.ts'
 import { createAttempt } from '../support/attempts.ts'
 import { createDatabase, insertEndpoint, lock, waitingForLocks } from '../support/database.ts'
-import { publishMany, standingOf } from '../support/deliveries.ts'
+import { assertBooks, publishMany, standingOf } from '../support/deliveries.ts'
 import { waitFor } from '../support/wait.ts'
 
 /** Two claims of an endpoint whose breaker has opened since. */
@@ -138,4 +138,36 @@ test('attempts are recorded although one of their deliveries has been changed me
   await recorded
   const statuses = await sql`select status, attempt_count from waybill.deliveries`
   assert.deepEqual([...statuses], Array(3).fill({ status: 'delivered', attempt_count: 1 }))
+})
+
+test('of attempts that are recorded together, one that is late changes nothing, and keeps neither a failure nor a success from being stored', async (t) => {
+  const { url, sql, openPool } = await createDatabase(t)
+  await insertEndpoint(sql)
+  // One by one: what is published together shares a job.
+  for (let nth = 0; nth < 3; nth++) await publishMany(sql, 'acme', 1)
+  const pool = openPool({ max: 2 })
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 3 })
+  const [failed, late, delivered] = send as [Claim, Claim, Claim]
+  await sql`update pgboss.job set retry_count = 1 where id = ${late.deliveryId}`
+  const attempt = createAttempt(pool, url)
+  const recorded = await Promise.all([attempt(failed, 503), attempt(late, 200), attempt(delivered, 200)])
+  assert.deepEqual(
+    recorded.map(({ settled }) => settled),
+    [true, false, true],
+  )
+  const stored = await sql`
+    select d.delivery_id, d.status, array_agg(status_code) as codes
+    from waybill.deliveries d left join waybill.attempts a using (delivery_id) group by 1, 2`
+  assert.deepEqual(
+    send.map(({ deliveryId }) => {
+      const { status, codes } = stored.find(({ delivery_id }) => delivery_id === deliveryId) ?? {}
+      return [status, codes]
+    }),
+    [
+      ['retrying', [503]],
+      ['pending', [null]],
+      ['delivered', [200]],
+    ],
+  )
+  await assertBooks(sql)
 })
