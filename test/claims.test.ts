@@ -368,6 +368,22 @@ test('a delivery that the month allows no attempt shows how the one before went,
   )
 })
 
+test('of deliveries that the month allows no attempt each has its last one marked, in whatever order they are recorded', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [false, false, false])
+  await sql`
+    insert into waybill.attempts (tenant_id, delivery_id, attempt_number, endpoint_id, url, status_code, response_truncated, duration_ms, retry_state, started_at)
+    select 'acme', id, 1, ${endpoint}, 'http://x', 503, false, 1, 'will_retry', '2026-01-01' from unnest(${ids}::uuid[]) as u (id)`
+  const each = <T>(value: T) => ids.map(() => value)
+  await sql`
+    select from waybill.record(${each('acme')}::text[], ${[ids[1]!, ids[2]!, ids[0]!]}::uuid[], ${each(null)}::text[], ${each(endpoint)}::uuid[],
+      ${each('http://x')}::text[], ${each(2)}::int[], ${each(1)}::int[], ${each('retrying')}::waybill.delivery_status[],
+      ${each('dead_lettered')}::waybill.delivery_status[], ${each('monthly_attempt_limit')}::waybill.dead_letter_reason[], null,
+      ${each(null)}::timestamptz[], ${each(0)}::int[], ${each(null)}::smallint[], null, null, null, ${each(false)}::boolean[])`
+  const shown = await sql`select status, retry_state from waybill.deliveries join waybill.attempts using (delivery_id)`
+  assert.deepEqual([...shown], Array(3).fill({ status: 'dead_lettered', retry_state: 'exhausted' }))
+})
+
 test('who records late that the month allows no attempt leaves the one before as it is', async (t) => {
   const { sql } = await createDatabase(t)
   const { endpoint, ids } = await startFailing(sql, [false])

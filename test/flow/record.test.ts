@@ -171,3 +171,20 @@ test('of attempts that are recorded together, one that is late changes nothing, 
   )
   await assertBooks(sql)
 })
+
+test('an attempt that is recorded late makes neither the last success nor the last failure older', async (t) => {
+  const { url, sql, openPool } = await createDatabase(t)
+  await insertEndpoint(sql)
+  await publishMany(sql, 'acme', 4)
+  const pool = openPool({ max: 2 })
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 4 })
+  const attempt = createAttempt(pool, url)
+  const last = async () => [...(await sql`select last_success_at, last_failure_at from waybill.endpoint_stats`)]
+  await attempt(send[0] as Claim, 200)
+  await attempt(send[1] as Claim, 503)
+  const before = await last()
+  const late = { startedAt: performance.now() - 60_000 }
+  await attempt(send[2] as Claim, 200, late)
+  await attempt(send[3] as Claim, 503, late)
+  assert.deepEqual(await last(), before)
+})
