@@ -130,6 +130,15 @@ for (const zone of ['Pacific/Kiritimati', 'Etc/GMT+12'])
     })
   })
 
+test('somebody else’s tables that have the names of a day’s partitions are not taken for these', async (t) => {
+  const { sql } = await createDatabase(t)
+  const day = await dayAhead(sql, 6)
+  await dropDay(sql, day)
+  for (const kind of KINDS) await sql.text(`create table public.${kind}_${day} ()`)
+  await sql`select waybill.make_partitions(7)`
+  assert.deepEqual(await kindsOf(sql, day), KINDS)
+})
+
 test('of two that make the same partitions at once one makes them, and neither fails', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   const day = await dayAhead(sql, 6)

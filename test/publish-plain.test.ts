@@ -224,6 +224,16 @@ test('an event that goes to too many endpoints takes no place in the month from 
   assert.deepEqual([...counts], [{ count: 5 }, { count: 1 }])
 })
 
+test('who has published more in the month than it may by now is told how much that is', async (t) => {
+  const { sql } = await createDatabase(t)
+  await addTenant(sql, 'acme')
+  await sql`insert into waybill.usage values ('acme', date_trunc('month', now() at time zone 'utc'), 'events', 5)`
+  const refused = await sql`
+    select outcome, details ->> 'limit' as limit, details ->> 'current' as current
+    from waybill.publish('{acme,acme}', '{a,a}', array['{}', '{}'], array[null, null]::text[], ${JSON.stringify({ ...NO_LIMITS, monthly_events: 2 })})`
+  assert.deepEqual([...refused], Array(2).fill({ outcome: 'monthly_events', limit: '2', current: '5' }))
+})
+
 const ADD_STATS =
   'insert into waybill.endpoint_stats (tenant_id, endpoint_id) select tenant_id, endpoint_id from waybill.endpoints'
 const NOT_PLAIN: Record<string, string> = {
