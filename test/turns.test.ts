@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import type { Pool } from '../src/db/open.ts'
+import type { Db, Pool } from '../src/db/open.ts'
 import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
 import { NO_LIMITS, publishMany } from './support/deliveries.ts'
 import { waitFor } from './support/wait.ts'
@@ -36,6 +36,17 @@ async function assertTurns(sql: Pool, deliveries: number, most = FULL): Promise<
   const sum = all.reduce((total, turn) => total + turn, 0)
   assert.ok(sum === deliveries && Math.max(...all) <= most, `${sum} in turns of ${all}`)
 }
+
+/** What has been published for these endpoints is held, and nothing queued. */
+async function holdAll(sql: Pool) {
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql`update waybill.deliveries set held = true, bundle = null`
+  await sql`update waybill.endpoint_stats set held = pending, tag = 0`
+}
+
+const releaseAll = (sql: Db, most: number) => sql`
+  select waybill.release_held(array_agg(tenant_id), array_agg(endpoint_id), array_agg(0), array_agg(${most}::int), interval '25 seconds')
+  from waybill.endpoint_stats`
 
 const HOWS: Record<string, (sql: Pool, type: string) => Promise<unknown>> = {
   publish_plain: (sql, type) =>
@@ -176,15 +187,38 @@ test('a tenant whose backlog is released from many endpoints has one turn all th
   const sql = await start(t)
   await addEndpoints(sql, 80)
   await publishMany(sql, 'acme', 4)
-  await sql`delete from pgboss.job where name = 'deliveries'`
-  await sql`update waybill.deliveries set held = true, bundle = null`
-  await sql`update waybill.endpoint_stats set held = pending, tag = 0`
-  await sql`
-    select waybill.release_held(array_agg(tenant_id), array_agg(endpoint_id), array_agg(0), array_agg(4), interval '25 seconds') from waybill.endpoint_stats`
+  await holdAll(sql)
+  await releaseAll(sql, 4)
   await assertTurns(sql, 80 * 4)
   const [places] = await sql`
     select (select max((data ->> 'tag')::float8) from pgboss.job where name = 'deliveries') as last, max(tag) as next from waybill.endpoint_stats`
   assert.deepEqual({ ...places }, { last: CLOCK + 5, next: CLOCK + 5 })
+})
+
+test('what is published while its endpoint’s backlog is released stands behind that', async (t) => {
+  const sql = await start(t)
+  await addEndpoints(sql, 1)
+  await publishMany(sql, 'acme', FULL)
+  await holdAll(sql)
+  let publishing: Promise<unknown> | undefined
+  await sql.begin(async (releasing) => {
+    await releaseAll(releasing, FULL)
+    publishing = publishMany(sql, 'acme', 1)
+    await waitFor(async () => (await waitingForLocks(sql)) === 1)
+  })
+  await publishing
+  const [last] = await sql`
+    select held, (data ->> 'tag')::float8 as tag from waybill.deliveries left join pgboss.job on id = delivery_id order by delivery_id desc limit 1`
+  assert.equal(last?.held, false)
+  assert.ok(last.tag >= CLOCK + 1, `it stands at ${last.tag}`)
+})
+
+test('what is published and held moves its endpoint’s place in the queue neither on nor back', async (t) => {
+  const sql = await start(t)
+  const [id] = await addEndpoints(sql, 1)
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, tag) values ('acme', ${id!}, 65, 1, ${CLOCK + 1})`
+  await publishMany(sql, 'acme', 2)
+  assert.deepEqual([...(await sql`select held::int, tag from waybill.endpoint_stats`)], [{ held: 3, tag: CLOCK + 1 }])
 })
 
 test('what two have queued for an endpoint at the same places counts twice for the places of what comes next', async (t) => {
