@@ -128,16 +128,17 @@ test('who may reach fewer endpoints than another may not reach more for publishi
   )
 })
 
-test('an event that reaches too many endpoints does not put back in the queue what is published together with it', async (t) => {
-  const { sql } = await createDatabase(t)
-  for (const types of [['narrow'], ['wide'], ['wide']]) await insertEndpoint(sql, { types })
-  const publish = createPublish(sql, { ...NO_LIMITS, fanout: 1 })
-  await publishTogether(
-    publish,
-    ['narrow', ...Array(50).fill('wide')].map((type) => ({ type })),
-  )
-  assert.deepEqual([...(await sql`select tag from waybill.endpoint_stats`)], [{ tag: 1 / 64 }])
-})
+for (const limits of [{ fanout: 1 }, { monthly_events: 1 }])
+  test(`an event that is refused by ${Object.keys(limits)[0]} does not put back in the queue what is published together with it`, async (t) => {
+    const { sql } = await createDatabase(t)
+    for (const types of [['narrow'], ['wide'], ['wide']]) await insertEndpoint(sql, { types })
+    const publish = createPublish(sql, { ...NO_LIMITS, ...limits })
+    await publishTogether(
+      publish,
+      ['narrow', ...Array(50).fill('wide')].map((type) => ({ type })),
+    )
+    assert.deepEqual([...(await sql`select tag from waybill.endpoint_stats`)], [{ tag: 1 / 64 }])
+  })
 
 for (const limits of [{ rate: 2, window_seconds: 86_400 }, { monthly_events: 2 }])
   test(`of tenants whose events arrive together each has as many accepted as its own ${Object.keys(limits)[0]} allows`, async (t) => {
