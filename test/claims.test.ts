@@ -351,7 +351,7 @@ test('a delivery that the month allows no attempt shows how the one before went,
   const each = <T>(value: T) => ids.map(() => value)
   await sql`
     select from waybill.record(${each('acme')}::text[], ${ids}::uuid[], ${each(null)}::text[], ${each(endpoint)}::uuid[], ${each('http://x')}::text[],
-      array[1, 3, 2], ${counts}::int[], ${each('pending')}::waybill.delivery_status[], ${each('dead_lettered')}::waybill.delivery_status[],
+      array[1, 4, 2], ${counts}::int[], ${each('pending')}::waybill.delivery_status[], ${each('dead_lettered')}::waybill.delivery_status[],
       ${each('monthly_attempt_limit')}::waybill.dead_letter_reason[], null, ${each(null)}::timestamptz[], ${each(0)}::int[], ${each(null)}::smallint[],
       null, null, null, ${each(false)}::boolean[])`
   const shown = await sql<Record<string, unknown>[]>`
@@ -362,7 +362,7 @@ test('a delivery that the month allows no attempt shows how the one before went,
     shown.map((row) => Object.values(row)),
     [
       [0, null, null, false, null, []],
-      [2, null, 'worker_lost', true, true, ['will_retry', 'exhausted']],
+      [3, null, 'worker_lost', true, true, ['will_retry', 'will_retry', 'exhausted']],
       [1, 200, null, true, false, ['succeeded']],
     ],
   )
