@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Pool } from '../../src/db/open.ts'
+import { createDatabase, insertEndpoint } from '../support/database.ts'
 import { settled } from '../support/deliveries.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { ADMIN_KEY, createTenant, startTenant } from '../support/service.ts'
@@ -354,6 +355,47 @@ test('the queue is as old as its oldest due delivery, whatever waits for retries
   await sql`update waybill.deliveries set updated_at = now() - interval '2 minutes' where event_id in (
     select event_id from waybill.events order by event_id offset 100 limit 1)`
   assert.ok((await age()) >= 120, 'one that is held was replayed before those that are older')
+})
+
+test('a tenant’s queue is as old as what is due first at any of its endpoints, be it queued or held', async (t) => {
+  const { sql } = await createDatabase(t)
+  type Waiting = { ago: number; many: number; held: boolean; earlier: number }
+  const queued = (ago: number, many = 1): Waiting => ({ ago, many, held: false, earlier: 0 })
+  const held = (ago: number, many = 1): Waiting => ({ ago, many, held: true, earlier: 0 })
+  const replayed = (ago: number): Waiting => ({ ...held(ago), earlier: 1 })
+  const cases: [what: string, age: number, ...endpoints: [rule: string, ...Waiting[]][]][] = [
+    ['the first of many that wait for retries', 100, ['is_active = true', queued(100), queued(-3600, 1000)]],
+    ['paced, and one waits for its retry', 100, ['max_per_second = 1', held(100), queued(-3600)]],
+    ['queued before others were held', 200, ['max_per_second = 1', queued(200), held(100)]],
+    ['held before others were queued', 200, ['max_per_second = 1', held(200), queued(100)]],
+    ['behind many that are held', 100, ['is_active = false', held(200, 600), queued(100), queued(-3600, 600)]],
+    ['held one after the other', 200, ['max_per_second = 1', held(200), held(100)]],
+    ['held after replays', 200, ['max_per_second = 1', replayed(200), replayed(100), held(50)]],
+    ['held before a replay', 200, ['max_per_second = 1', held(200), replayed(100)]],
+    ['of two endpoints', 200, ['is_active = true', queued(200)], ['is_active = true', queued(100)]],
+    ['of two endpoints, one inactive', 100, ['is_active = false', held(200)], ['max_per_second = 1', held(100)]],
+  ]
+  // One transaction, in which no time passes.
+  const ages = await sql.begin(async (tx) => {
+    for (const [tenant, , ...endpoints] of cases)
+      for (const [rule, ...waiting] of endpoints) {
+        const endpoint = await insertEndpoint(tx, { tenant })
+        await tx.text(`update waybill.endpoints set ${rule} where endpoint_id = '${endpoint}'`)
+        await tx`insert into waybill.endpoint_stats (tenant_id, endpoint_id, retrying) values (${tenant}, ${endpoint}, 1)`
+        for (const { ago, many, held, earlier } of waiting)
+          await tx`
+            insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, earlier_attempts, next_attempt_at, updated_at)
+            select ${tenant}, waybill.make_delivery_id(id), id, ${endpoint}, 'thing', ${held}, ${earlier}, case when ${!held} then at end, at
+            from (select now() - ${ago} * interval '1 second' as at, waybill.make_id(now() - ${ago} * interval '1 second') as id
+              from generate_series(1, ${many})) made`
+      }
+    return await tx<{ what: string; age: number }[]>`
+      select what, round(waybill.queue_age(what))::int as age from unnest(${cases.map(([what]) => what)}::text[]) what`
+  })
+  assert.deepEqual(
+    ages.map(({ what, age }) => [what, age]),
+    cases.map(([what, age]) => [what, age]),
+  )
 })
 
 test('the age of the queue is found without a look at all that is held for an endpoint', async (t) => {

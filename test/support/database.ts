@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { openDb, type Pool } from '../../src/db/open.ts'
+import { type Db, openDb, type Pool } from '../../src/db/open.ts'
 import { createLog } from '../../src/log.ts'
 import { createBoss, stopBoss } from '../../src/queue.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
@@ -46,7 +46,7 @@ export async function lock(sql: Pool, what: string): Promise<() => Promise<void>
 
 /** Stores an endpoint, and its tenant where that is new, behind the API's back; resolves with its id. */
 export async function insertEndpoint(
-  sql: Pool,
+  sql: Db,
   { tenant = 'acme', url = 'http://x', types = ['*'] as readonly string[], ordered = false } = {},
 ): Promise<string> {
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values (${tenant}, ${tenant}) on conflict do nothing`
