@@ -219,7 +219,8 @@ suite('bundles', { concurrency: 2 }, () => {
     const jobOf = async (one: Claim | undefined) => {
       const [row] = await sql`
         select to_jsonb(j) - array['id', 'data', 'created_on', 'start_after', 'keep_until', 'heartbeat_on', 'started_on'] as job,
-          data - 'tag' as data, heartbeat_on is not null as is_alive, started_on is not null as is_started
+          data - 'tag' as data, heartbeat_on is not null as is_alive, started_on is not null as is_started,
+          keep_until > now() + interval '5 years' as is_kept
         from pgboss.job j where id = ${one!.deliveryId}`
       return row && { ...row }
     }
