@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
 import { type TestContext, test } from 'node:test'
+import type { Db } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
 import { takeDeadLetters } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'
 import { createAttempt } from './support/attempts.ts'
 import { createDatabase, startBoss, waitingForLocks } from './support/database.ts'
-import { startFailing } from './support/queue.ts'
+import { queueAt, startFailing } from './support/queue.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -332,4 +334,64 @@ test('a replay of a retry of a failing endpoint has its next probe made no soone
   const [standing] =
     await sql`select probing, next_probe_at > now() + interval '50 minutes' as waits from waybill.endpoint_stats`
   assert.deepEqual({ ...standing }, { probing: ids[0], waits: true })
+})
+
+const carryOut = (db: Db, id: string) => db`select waybill.replay_as_requested('acme', ${id})`
+
+test('a replay that was asked for during an attempt is carried out once by those who come to it together', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const { ids } = await startFailing(sql, [false])
+  await sql`update waybill.endpoint_stats set breaker = 'closed'`
+  await sql`update pgboss.job set state = 'retry', start_after = now() + interval '1 hour' where name = 'deliveries'`
+  await sql`insert into waybill.replay_requests values ('acme', ${ids[0]!}, now())`
+  const { second } = await sql.begin(async (first) => {
+    await carryOut(first, ids[0]!)
+    // By the time the second goes on, the attempt that was asked for is being made.
+    await first`update pgboss.job set state = 'active' where name = 'deliveries'`
+    const second = carryOut(newSession(), ids[0]!)
+    await waitFor(() => waitingForLocks(sql, '%replay_as_requested%'), { what: 'the second to wait' })
+    return { second }
+  })
+  await second
+  assert.deepEqual([...(await sql`select from waybill.replay_requests`)], [])
+})
+
+test('a replay that is asked for while an older one is dropped is kept', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const { ids } = await startFailing(sql, [false])
+  await sql`update waybill.deliveries set last_attempt_at = now()`
+  await sql`update pgboss.job set state = 'active' where name = 'deliveries'`
+  await sql`insert into waybill.replay_requests values ('acme', ${ids[0]!}, now() - interval '1 minute')`
+  const { dropping } = await sql.begin(async (replay) => {
+    await replay`select from waybill.replay('acme', ${ids[0]!})`
+    const dropping = carryOut(newSession(), ids[0]!)
+    await waitFor(() => waitingForLocks(sql, '%replay_as_requested%'), { what: 'the dropping to wait' })
+    return { dropping }
+  })
+  await dropping
+  const [request] =
+    await sql`select asked_at > last_attempt_at as is_open from waybill.replay_requests join waybill.deliveries using (delivery_id)`
+  assert.deepEqual({ ...request }, { is_open: true })
+})
+
+test('a replay that was asked for of what is gone meanwhile is not kept', async (t) => {
+  const { sql } = await createDatabase(t)
+  const id = randomUUID()
+  await sql`insert into waybill.replay_requests values ('acme', ${id}, now())`
+  await carryOut(sql, id)
+  assert.deepEqual([...(await sql`select from waybill.replay_requests`)], [])
+})
+
+test('what is replayed once it is finished stands where claiming has got to, before what was published later', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { ids } = await startFailing(sql, [false])
+  await sql`delete from pgboss.job where name = 'deliveries'`
+  await sql`update waybill.deliveries set status = 'delivered'`
+  await sql`update waybill.endpoint_stats set breaker = 'closed', pending = 0, delivered = 1`
+  await sql`update waybill.queue_clock set tag = 1000`
+  await sql`update waybill.claim_marks set old_tag = 1000, next_tag = 1000, since = now()`
+  await queueAt(sql, [1001])
+  await sql`select from waybill.replay('acme', ${ids[0]!})`
+  const claimed = await sql`select delivery_id from waybill.claim_due(false, false, 1, 1000)`
+  assert.deepEqual([...claimed], [{ delivery_id: ids[0] }])
 })
