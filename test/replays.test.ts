@@ -309,6 +309,7 @@ for (const [what, stats, endpoints] of [
       select status, held, dead_letter_reason, completed_at, next_attempt_at, spent_retries from waybill.replay('acme', ${ids[0]!})`
     const untouched = { dead_letter_reason: null, completed_at: null, next_attempt_at: null, spent_retries: 0 }
     assert.deepEqual({ ...row }, { status: 'pending', held: true, ...untouched })
+    assert.deepEqual([...(await sql`select held::int from waybill.endpoint_stats`)], [{ held: 1 }])
     assert.deepEqual([...(await sql`select id from pgboss.job where name = 'deliveries'`)], [])
   })
 
