@@ -6,6 +6,7 @@ import { createInHand } from '../src/flow/in-hand.ts'
 import { createLog } from '../src/log.ts'
 import { createDatabase, lock, waitingFor, waitingForLocks } from './support/database.ts'
 import { assertBooks, settled } from './support/deliveries.ts'
+import { startFailing } from './support/queue.ts'
 import { startReceiver } from './support/receiver.ts'
 import { createTenant, startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -165,4 +166,19 @@ test('who holds a delivery after a lost attempt has no counters while waiting fo
   await unlock()
   await holding
   await assertBooks(sql)
+})
+
+test('an attempt that lost its worker after a replay is numbered on from those before, when its delivery is held', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { endpoint, ids } = await startFailing(sql, [false])
+  await sql`update waybill.deliveries set earlier_attempts = 3, attempt_count = 3`
+  await sql`update pgboss.job set state = 'active', retry_count = 1 where name = 'deliveries'`
+  await sql`
+    select waybill.hold_claims('{acme}', array[${ids[0]!}]::uuid[], array[${endpoint}]::uuid[], array[null]::uuid[], '{1}', false)`
+  assert.deepEqual(
+    [
+      ...(await sql`select attempt_number, error, attempt_count from waybill.attempts join waybill.deliveries using (delivery_id)`),
+    ],
+    [{ attempt_number: 4, error: 'worker_lost', attempt_count: 4 }],
+  )
 })
