@@ -396,3 +396,13 @@ test('what is replayed once it is finished stands where claiming has got to, bef
   const claimed = await sql`select delivery_id from waybill.claim_due(false, false, 1, 1000)`
   assert.deepEqual([...claimed], [{ delivery_id: ids[0] }])
 })
+
+test('a replay of what is queued for a failing endpoint has that probed now, by whatever is held first', async (t) => {
+  const { sql } = await createDatabase(t)
+  const { ids } = await startFailing(sql, [true, false])
+  await sql`select from waybill.replay('acme', ${ids[1]!})`
+  assert.deepEqual(
+    [...(await sql`select probing, next_probe_at <= now() as is_due from waybill.endpoint_stats`)],
+    [{ probing: null, is_due: true }],
+  )
+})
