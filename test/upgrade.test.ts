@@ -202,6 +202,23 @@ suite('functions', { concurrency: true }, () => {
     }
   })
 
+  test('of the version before are replaced by a start', async (t) => {
+    const main = await versionBefore(t)
+    if (main === null) return t.skip("the version before is not in this copy's history")
+    const { url: databaseUrl, sql } = await createDatabase(t, { template: null })
+    await (await startService(t, { databaseUrl, mode: 'api', main })).stop()
+    await migrate(databaseUrl, createLog('silent'), QUEUE)
+    const { sql: fresh } = await createDatabase(t)
+    const all = async (database: Pool) =>
+      (
+        await database<{ name: string; text: string }[]>`
+          select oid::regprocedure::text as name, pg_get_functiondef(oid) as text
+          from pg_proc where pronamespace = 'waybill'::regnamespace order by 1`
+      ).map(({ name, text }) => [name, text])
+    const there = Object.fromEntries(await all(sql))
+    for (const [name, text] of await all(fresh)) assert.equal(there[name!], text)
+  })
+
   test('that differ from those released last have a version of their own', async (t) => {
     const [released] = await releases()
     if (released === undefined) return t.skip('there is no history')
