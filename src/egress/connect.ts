@@ -101,7 +101,7 @@ export function openThroughProxy(proxyUrl: string, timeoutMs: number): OpenTcp {
           tunnel.on('error', () => {})
           if (statusCode >= 200 && statusCode < 300) {
             signal.addEventListener('abort', () => tunnel.destroy(), { once: true })
-            tunnel.setNoDelay(true)
+            tunnel.setNoDelay(true).setKeepAlive(true, PROBE_AFTER_MS)
             if (head.length > 0) tunnel.unshift(head)
             resolve(tunnel)
             return

@@ -202,9 +202,13 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
   }
 
   function tidy(): void {
+    // One of these is going to be kept. And a receiver that serves one connection at a time serves it only when the others are closed.
+    const inUse = new Set<string>()
+    for (const connection of all) if (connection.idle === null) inUse.add(connection.origin)
     for (const connection of [...idle]) {
       if (performance.now() - connection.unusedSince < SPARE_TIMEOUT_MS) return
-      const isSpare = idleByOrigin.get(connection.origin)?.at(-1) !== connection
+      const { origin } = connection
+      const isSpare = inUse.has(origin) || idleByOrigin.get(origin)?.at(-1) !== connection
       if (isSpare || isTooOld(connection)) connection.cancel()
     }
   }

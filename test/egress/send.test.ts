@@ -971,14 +971,34 @@ test('an unused connection is probed, so that one that leads nowhere any more is
   skip: noKernelTimers,
 }, async (t) => {
   const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
-  const { post } = startSender(t)
-  await post(receiver.url)
-  const port = (number = 0) => number.toString(16).toUpperCase().padStart(4, '0')
-  const [{ remotePort, localPort } = {}] = receiver.sockets
-  const ends = `0100007F:${port(remotePort)} 0100007F:${port(localPort)}`
-  // Of its states, 01 is an open connection; of its timers, 02 the one for probes (proc_net_tcp.txt of the kernel).
-  const probed = new RegExp(`${ends} 01 [0-9A-F:]+ 02:`)
-  await waitFor(async () => probed.test(await readFile('/proc/net/tcp', 'latin1')), { what: 'a timer for probes' })
+  const proxies = [await startProxy(t), await startProxy(t, 200, { tls: true })]
+  for (const proxy of [undefined, ...proxies]) {
+    const { post } = startSender(t, proxy && { proxyUrl: proxy.url })
+    assert.equal((await post(proxy ? `http://a.example.test:${receiver.port}/` : receiver.url)).error, null)
+    const port = (number = 0) => number.toString(16).toUpperCase().padStart(4, '0')
+    const [{ remotePort, localPort } = {}] = (proxy ?? receiver).sockets
+    const ends = `0100007F:${port(remotePort)} 0100007F:${port(localPort)}`
+    // Of its states, 01 is an open connection; of its timers, 02 the one for probes (proc_net_tcp.txt of the kernel).
+    const probed = new RegExp(`${ends} 01 [0-9A-F:]+ 02:`)
+    await waitFor(async () => probed.test(await readFile('/proc/net/tcp', 'latin1')), { what: 'a timer for probes' })
+  }
+})
+
+test('a receiver that serves one connection after the other gets deliveries that come together in one attempt each', async (t) => {
+  const lined: Socket[] = []
+  const serve = (socket: Socket) => {
+    onRequest(socket, () => socket.write('HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n'))
+    socket.once('close', () => {
+      lined.shift()
+      if (lined[0]) serve(lined[0])
+    })
+  }
+  const receiver = await startTcp(t, (socket) => {
+    if (lined.push(socket) === 1) serve(socket)
+  })
+  const { post } = startSender(t, { timeoutMs: 40_000 })
+  for (const { error } of await Promise.all([post(receiver.url), post(receiver.url)])) assert.equal(error, null)
+  assert.equal(receiver.sockets.length, 2)
 })
 
 test('a connection that is always in use follows its name to another address after a minute', async (t) => {
