@@ -23,7 +23,7 @@ const MAX_AGE_MS = 60_000
 /** How often unused connections are looked at for these. */
 const TIDY_MS = 1000
 /** Unused connections kept in all: how many host names there are is up to tenants. */
-const MAX_IDLE_CONNECTIONS = 512
+const MAX_IDLE_CONNECTIONS = 1024
 const MAX_HEADER_BYTES = 16_384
 /**
  * How many bytes may come in for one request, or for a handshake: many times what a response's headers and kept body take. The
