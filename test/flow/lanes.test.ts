@@ -414,6 +414,54 @@ suite('lanes', () => {
     assert.equal(given, 150)
   })
 
+  /** A tenant one of whose endpoints answered so, one attempt after the other, then had none for `pauseMs`, while its others began to hang. */
+  const afterPause = (answersMs: number[], pauseMs: number, betweenMs = 0) => {
+    const { lanes, admit, finish, tick } = setUp()
+    const more = { tenantId: 'one' }
+    // Its lane is forgotten in a pause.
+    const pause = (ms: number) => {
+      for (const one of [ms - 1001, 1001]) {
+        tick(one)
+        lanes.takeStale()
+      }
+    }
+    for (const ms of answersMs) {
+      if (betweenMs > 0) pause(betweenMs)
+      admit('seldom', 1, more)
+      tick(ms)
+      finish('seldom', 1)
+    }
+    pause(pauseMs)
+    for (let nth = 0; nth < 200; nth++) admit(`hangs ${nth}`, 1, more)
+    return () => admit('seldom', 1, more).start
+  }
+
+  test('an endpoint that was quick half a minute ago gets one slot beside others of its tenant that hang', () => {
+    const start = afterPause([499], 29_000)
+    assert.deepEqual([start(), start()], [1, 0])
+    assert.equal(afterPause([499], 30_001)(), 0, 'that is too long ago')
+    for (const betweenMs of [0, 2000]) {
+      assert.equal(afterPause([499, 501], 2000, betweenMs)(), 0, 'it was slow since')
+      assert.equal(afterPause([501, 499], 2000, betweenMs)(), 1)
+    }
+  })
+
+  test('an endpoint that was quick and hangs now counts among those that hang', () => {
+    const { lanes, admit, finish, tick } = setUp()
+    const more = { tenantId: 'one' }
+    const all = Array.from({ length: SLOTS / 2 }, (_, nth) => `${nth}`)
+    for (const one of all) {
+      admit(one, 1, more)
+      finish(one, 1)
+    }
+    tick(2000)
+    lanes.takeStale()
+    for (const one of all) assert.equal(admit(one, 1, more).start, 1)
+    assert.equal(admit('new', 1, more).start, 1)
+    tick(301)
+    assert.equal(admit('newer', 1, more).start, 0)
+  })
+
   test('an endpoint that has nothing in hand any more is forgotten, however busy the others are', () => {
     const { lanes, admit, finish, tick } = setUp()
     for (let nth = 0; nth < 500; nth++) {

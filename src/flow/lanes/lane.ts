@@ -23,10 +23,18 @@ export type Lane = {
   /** Whether it is noted as having something in hand. */
   isBusy: boolean
   pace: Pace
+  /** When an attempt last ended within a window, unless a later one has not. */
+  quickAt: number
 }
 
+/**
+ * For how long an endpoint that was quick is taken to be so still. Most get a delivery now and then, and those of one tenant would
+ * otherwise share, as endpoints of which nothing is known, what slow ones leave. As for waybill.standing.
+ */
+const QUICK_MS = 30_000
+
 /** A lane with nothing in hand. `now`, here and below, is in milliseconds by the clock of the worker's lanes. */
-export const newLane = (tenantId: string, now: number): Lane => ({
+export const newLane = (tenantId: string, now: number, quickAt = -Infinity): Lane => ({
   tenantId,
   started: new Line(),
   waiting: [],
@@ -37,6 +45,7 @@ export const newLane = (tenantId: string, now: number): Lane => ({
   held: false,
   isBusy: false,
   pace: newPace(now),
+  quickAt,
 })
 
 /** How many are on their way: none once their time is over. */
@@ -56,8 +65,12 @@ export function begin(lane: Lane, claim: Claim, { isReleased, now }: { isRelease
   claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })
 }
 
-/** How many attempts the endpoint finishes in a window. */
-export const paceOf = (lane: Lane, now: number) => countOf(lane.pace, now)
+/** Whether the endpoint was quick not long ago. */
+export const wasQuick = (lane: Lane, now: number) => now - lane.quickAt < QUICK_MS
+
+/** How many attempts the endpoint finishes in a window. One that was quick is trusted with one, until that turns out to take longer. */
+export const paceOf = (lane: Lane, now: number) =>
+  Math.max(countOf(lane.pace, now), wasQuick(lane, now) && isFresh(lane, now) ? 1 : 0)
 
 /** The request of an attempt is over since `endedAt`. Returns whether it tells of the endpoint's pace. */
 export function end(
@@ -69,6 +82,7 @@ export function end(
   // One that took longer than a window, perhaps to its deadline, says nothing about how many more the endpoint could take.
   const isSoon = endedAt - underWay.value.since <= WINDOW_MS
   if (isSoon) noteFinished(lane.pace, now)
+  lane.quickAt = isSoon ? now : -Infinity
   return isSoon
 }
 

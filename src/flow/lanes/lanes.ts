@@ -1,3 +1,4 @@
+import { LRUCache } from 'lru-cache'
 import { type Claim, linesUp, type Standing } from '../claim.ts'
 import {
   arriving,
@@ -11,11 +12,15 @@ import {
   paceOf,
   stuckIn,
   takeStaleFrom,
+  wasQuick,
 } from './lane.ts'
 import { createLaneRoom } from './lane-room.ts'
 import { createRefusals } from './refusals.ts'
 import { createSlotTurns } from './slot-turns.ts'
 import { createStuckSlots } from './stuck-slots.ts'
+
+/** Of how many endpoints without a lane it is remembered that they were quick. */
+const MAX_REMEMBERED = 10_000
 
 /** How long a place is kept for a released delivery; after that, another worker has probably claimed it. */
 const ARRIVAL_MS = 500
@@ -27,8 +32,8 @@ export type Lanes = ReturnType<typeof createLanes>
 /**
  * One lane per endpoint for the attempts in this process, such that no endpoint takes the worker from the others:
  * - An endpoint has at most `cap` requests under way.
- * - One that keeps finishing gets as many slots as its pace asks for. Any other gets at most a quarter of the slots that are
- *   not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
+ * - One that keeps finishing gets as many slots as its pace asks for, and one that was quick in the last half minute gets one. Any other
+ *   gets at most a quarter of the slots that are not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
  *   less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave; three
  *   quarters if they come at once and the worker goes on finishing attempts. All of its endpoints get at most seven eighths
@@ -51,6 +56,7 @@ export function createLanes({
   clock?: () => number
 }) {
   const lanes = new Map<string, Lane>()
+  const quickAt = new LRUCache<string, number>({ max: MAX_REMEMBERED })
   const stuck = createStuckSlots(slots)
   const turns = createSlotTurns(slots)
   const refusals = createRefusals(stuck, turns)
@@ -58,8 +64,9 @@ export function createLanes({
   function laneOf({ tenantId, endpointId }: Endpoint): Lane {
     let lane = lanes.get(endpointId)
     if (lane === undefined) {
-      lane = newLane(tenantId, clock())
+      lane = newLane(tenantId, clock(), quickAt.get(endpointId))
       lanes.set(endpointId, lane)
+      quickAt.delete(endpointId)
     }
     return lane
   }
@@ -160,7 +167,9 @@ export function createLanes({
       for (const [endpointId, lane] of lanes) {
         stale.push(...takeStaleFrom(lane, now))
         if (lane.waiting.length + arriving(lane, now) === 0) turns.leave(lane)
-        if (isIdle(lane, now)) lanes.delete(endpointId)
+        if (!isIdle(lane, now)) continue
+        lanes.delete(endpointId)
+        if (wasQuick(lane, now)) quickAt.set(endpointId, lane.quickAt)
       }
       return stale
     },
