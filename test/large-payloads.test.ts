@@ -3,6 +3,7 @@ import { createHmac } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
 import { SHUTTING_DOWN } from '../src/flow/attempts.ts'
+import { Outdated } from '../src/flow/claim.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
 import { createPayloads } from '../src/flow/payload.ts'
 import { createLog } from '../src/log.ts'
@@ -217,6 +218,50 @@ suite('large payloads', { concurrency: 3 }, () => {
     })
     await finished(sql)
     assert.equal(receiver.at('/large').length, count)
+  })
+
+  test('are signed with the secret before the last one, too, until that expires', async (t) => {
+    const { sql, tenant } = await publishLarge(t, 1, 100_000)
+    const [claim] = (await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })).send
+    const [{ endpoint_id }] = (await tenant.call('GET', '/v1/endpoints')).body.data
+    await tenant.call('POST', `/v1/endpoints/${endpoint_id}/rotate-secret`)
+    const { signal } = new AbortController()
+    const withPayload = createPayloads({ pool: sql, closing: signal, log: createLog('silent') })
+    const secrets = () => withPayload(claim!, async (upToDate) => upToDate.secrets)
+    const [newest, ...others] = await secrets()
+    assert.deepEqual(others, claim!.secrets)
+    await sql`update waybill.endpoints set previous_secret_expires_at = now()`
+    assert.deepEqual(await secrets(), [newest])
+  })
+
+  test('keep no room for long where their endpoint has no time slot soon, nor go out late for one', async (t) => {
+    const { sql } = await publishLarge(t, 1, 100_000)
+    const [claim] = (await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })).send
+    const now = performance.now.bind(performance)
+    let ahead = 0
+    t.mock.method(performance, 'now', () => now() + ahead)
+    /** Whether it is sent, if the process stands still for so long while it waits for its time slot, which is so far away. */
+    const isSent = async (away: string, stands: number) => {
+      await sql`update waybill.endpoint_stats set next_slot = now() + ${away}::interval`
+      const pool = (async (...question: Parameters<Pool>) => {
+        const rows = await sql(...question)
+        setImmediate(() => {
+          ahead += stands
+        })
+        return rows
+      }) as unknown as Pool
+      const { signal } = new AbortController()
+      return await createPayloads({ pool, closing: signal, log: createLog('silent') })(claim!, async () => true).catch(
+        (error: unknown) => {
+          if (error instanceof Outdated) return false
+          throw error
+        },
+      )
+    }
+    await sql`update waybill.endpoints set max_per_second = 1`
+    assert.equal(await isSent('0.1 s', 0), true)
+    assert.equal(await isSent('5 s', 0), false)
+    assert.equal(await isSent('0.1 s', 60_000), false)
   })
 
   test('that are being read when a shutdown ends all waiting are not waited for', async (t) => {
