@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Pool } from '../../src/db/open.ts'
+import { LocalFault } from '../../src/egress/failure.ts'
 import { type Claim, type ClaimedJob, Outdated } from '../../src/flow/claim.ts'
 import { createClaim } from '../../src/flow/claim-due.ts'
 import { createInHand } from '../../src/flow/in-hand.ts'
@@ -105,11 +106,39 @@ test('what cannot be put away is let go of, so that it lapses, and stops nobody'
     () => assert.rejects(inHand.hold([claim], { counted: true }), TypeError),
     () => assert.rejects(inHand.postpone([claim as Claim], 1), TypeError),
     () => inHand.handBack([claim as Claim]),
+    async () => assert.equal(await inHand.putOff(claim as Claim, new Outdated()), true),
   ]) {
     inHand.take(claim, () => () => {})
     await putAway()
     assert.deepEqual(inHand.all(), [])
   }
+})
+
+test('what this process lacks something for is put off also when a shutdown ends all waiting', async () => {
+  const closing = new AbortController()
+  const pool = async () => []
+  const inHand = createInHand({ pool: pool as never, slots: 2, closing: closing.signal, log: createLog('silent') })
+  const claim = claimOf('one') as Claim
+  inHand.take(claim, () => () => {})
+  const done = inHand.putOff(claim, new LocalFault('no files'))
+  closing.abort(new Error('the end'))
+  assert.equal(await done, true)
+  assert.deepEqual(inHand.all(), [])
+})
+
+test('what is put away stays in hand until that is done, so that it does not lapse meanwhile', async () => {
+  const answer = Promise.withResolvers<[]>()
+  const { signal } = new AbortController()
+  const pool = () => answer.promise
+  const inHand = createInHand({ pool: pool as never, slots: 2, closing: signal, log: createLog('silent') })
+  const claims = ['held', 'postponed', 'handed back'].map((id) => claimOf(id) as Claim)
+  for (const claim of claims) inHand.take(claim, () => () => {})
+  const [held, postponed, handedBack] = claims as [Claim, Claim, Claim]
+  const done = [inHand.hold([held], { counted: true }), inHand.postpone([postponed], 1), inHand.handBack([handedBack])]
+  assert.deepEqual(inHand.all(), claims)
+  answer.resolve([])
+  await Promise.all(done)
+  assert.deepEqual(inHand.all(), [])
 })
 
 test('attempts that miss their time slots at the same moment are held together', async (t) => {
