@@ -261,6 +261,9 @@ test('a worker drops the job of what is finished', async (t) => {
   await startService(t, { databaseUrl, mode: 'worker' })
   const jobs = () => sql`select from pgboss.job where name = 'deliveries'`
   await waitFor(async () => (await jobs()).length === 0, { what: 'the job to go' })
+  const held =
+    await sql`select from waybill.deliveries d cross join waybill.endpoint_stats s where d.held or s.held > 0`
+  assert.equal(held.length, 0, 'it does not wait to be released')
 })
 
 test('the last attempts of a month go to the oldest that can be sent, whatever else is claimed with them', async (t) => {
