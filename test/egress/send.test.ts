@@ -929,24 +929,59 @@ test('connection: close and Keep-Alive hints are respected', async (t) => {
   assert.equal(hinting.sockets.length, 3)
 })
 
-test('one unused connection to a receiver stays open, however many a burst has needed', async (t) => {
+/** A receiver that answers its first five requests when all of them are there. */
+async function startBurst(t: TestContext, answer: string): Promise<TcpReceiver> {
   let requests = 0
-  const answer = 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n'
-  // The first are answered when all of them are there.
   const receiver = await startTcp(t, (socket) =>
     onRequest(socket, () => {
       if (++requests > 5) socket.write(answer)
       else if (requests === 5) for (const one of receiver.sockets) one.write(answer)
     }),
   )
+  return receiver
+}
+
+test('one unused connection to a receiver stays open, however many a burst has needed', async (t) => {
+  const answer = 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n'
+  const [receiver, busy] = [await startBurst(t, answer), await startBurst(t, answer)]
   const { post } = startSender(t)
   // Its connection is closed when the others of a burst are long gone.
   const hinting = await startRaw(t, answer.replace('content', 'keep-alive: timeout=8\r\ncontent'))
+  const bursts = Array.from({ length: 5 }, () => [post(receiver.url), post(busy.url)])
+  await Promise.all([post(hinting.url), ...bursts.flat()])
+  // One that gets a request now and then needs one.
+  await waitFor(async () => (await post(busy.url)) && hinting.sockets.every(({ closed }) => closed), {
+    intervalMs: 200,
+  })
+  for (const { url, sockets } of [receiver, busy]) {
+    assert.equal(sockets.filter(({ closed }) => !closed).length, 1)
+    assert.equal((await post(url)).error, null)
+    assert.equal(sockets.length, 5)
+  }
+})
+
+test('all connections of a burst stay open for a moment, and serve the next one', async (t) => {
+  const answer = 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n'
+  const receiver = await startBurst(t, answer)
+  // The unused ones are looked at before its connection is closed.
+  const hinting = await startRaw(t, answer.replace('content', 'keep-alive: timeout=4\r\ncontent'))
+  const moment = performance.now() + 60_000
+  t.mock.method(performance, 'now', () => moment)
+  const { post } = startSender(t)
   await Promise.all([post(hinting.url), ...Array.from({ length: 5 }, () => post(receiver.url))])
   await allClosed(hinting)
-  assert.equal(receiver.sockets.filter(({ closed }) => !closed).length, 1)
-  assert.equal((await post(receiver.url)).error, null)
-  assert.equal(receiver.sockets.length, 5)
+  assert.equal(receiver.sockets.filter(({ closed }) => !closed).length, 5)
+})
+
+test('where there may be no more connections, the one that was unused for longest is closed before another opens', async (t) => {
+  const answer = 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n'
+  const [oldest, other] = [await startRaw(t, answer), await startRaw(t, answer)]
+  const receiver = await startTcp(t, (socket) =>
+    onRequest(socket, () => void allClosed(oldest).then(() => socket.write(answer))),
+  )
+  const { post } = startSender(t, { maxConnections: 2 })
+  for (const { url } of [oldest, other, receiver]) assert.equal((await post(url)).error, null)
+  assert.equal(other.sockets[0]!.closed, false)
 })
 
 test('an unused connection stays open for no longer than a minute after it was made', async (t) => {
@@ -1031,13 +1066,13 @@ test('a connection that is always in use follows its name to another address aft
 test('closing the sender closes its unused connections', async (t) => {
   const receiver = await startRaw(t, 'HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n')
   const { post, close } = startSender(t)
+  const areClosed = () => Promise.race([allClosed(receiver).then(() => true), sleep(2000)])
   await post(receiver.url)
   await close()
-  await allClosed(receiver)
+  assert.ok(await areClosed(), 'long before an unused connection would be closed otherwise')
   // What is under way ends first.
   await post(receiver.url)
-  const closed = Promise.race([allClosed(receiver).then(() => true), sleep(2000)])
-  assert.ok(await closed, 'long before an unused connection would be closed otherwise')
+  assert.ok(await areClosed())
 })
 
 test('whoever chooses the host names does not choose how many connections stay open', async (t) => {
