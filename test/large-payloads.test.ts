@@ -3,9 +3,9 @@ import { createHmac } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
 import { SHUTTING_DOWN } from '../src/flow/attempts.ts'
-import { Outdated } from '../src/flow/claim.ts'
+import { type Claim, Outdated } from '../src/flow/claim.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
-import { createPayloads } from '../src/flow/payload.ts'
+import { createPayloads, PayloadLate } from '../src/flow/payload.ts'
 import { createLog } from '../src/log.ts'
 import { lock, waitingForLocks } from './support/database.ts'
 import { assertBooks, NO_LIMITS, settled } from './support/deliveries.ts'
@@ -53,6 +53,9 @@ const COUNT_HELD = `
   create table times_held (delivery_id uuid);
   create function note_held() returns trigger language plpgsql as 'begin insert into times_held values (new.delivery_id); return null; end';
   create trigger note_held after update of held on waybill.deliveries for each row when (new.held) execute function note_held()`
+
+/** What is read with a payload. */
+const ROW = { payload: '{}', url: '', is_active: true, ordered: false, paced: false, signing_secret: '' }
 
 const jobs = (sql: Pool, state: string) =>
   sql`select retry_count from pgboss.job where name = 'deliveries' and state = ${state}`
@@ -279,5 +282,69 @@ suite('large payloads', { concurrency: 3 }, () => {
     await waitFor(() => reason === SHUTTING_DOWN, { what: 'it to be given up' })
     assert.equal(await waitingForLocks(sql), 1)
     await unlock()
+  })
+
+  test('are read four at a time, so that recording finds connections', async () => {
+    let asked = 0
+    const answer = Promise.withResolvers<void>()
+    const pool = async () => {
+      asked++
+      await answer.promise
+      return [ROW]
+    }
+    const { signal } = new AbortController()
+    const withPayload = createPayloads({ pool: pool as never, closing: signal, log: createLog('silent') })
+    const all = Array.from({ length: 8 }, (_, nth) =>
+      withPayload({ tenantId: `tenant ${nth}`, payload: null, payloadBytes: 100_000 } as Claim, async () => {}),
+    )
+    await waitFor(() => asked >= 4, { what: 'them to be read' })
+    assert.equal(asked, 4)
+    answer.resolve()
+    await Promise.all(all)
+    assert.equal(asked, 8)
+  })
+
+  test('that find no room for ten seconds are put off', { timeout: 20_000 }, async (t) => {
+    t.mock.timers.enable({ apis: ['setTimeout'] })
+    const pool = async () => [ROW]
+    const { signal } = new AbortController()
+    const withPayload = createPayloads({ pool: pool as never, closing: signal, log: createLog('silent') })
+    const alone = { tenantId: 'acme', payload: null, payloadBytes: 1e9 } as Claim
+    const [inside, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+    const sending = withPayload(alone, () => {
+      inside.resolve()
+      return over.promise
+    })
+    await inside.promise
+    const waiting = assert.rejects(
+      withPayload(alone, async () => {}),
+      PayloadLate,
+    )
+    t.mock.timers.tick(10_000)
+    await waiting
+    over.resolve()
+    await sending
+  })
+
+  test('that wait for room when a shutdown ends all waiting are given up at once', async (t) => {
+    const { sql } = await publishLarge(t, 1, 100_000)
+    const [claim] = (await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })).send
+    const closing = new AbortController()
+    const withPayload = createPayloads({ pool: sql, closing: closing.signal, log: createLog('silent') })
+    const alone = { ...claim!, payloadBytes: 1e9 }
+    const [inside, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+    const sending = withPayload(alone, () => {
+      inside.resolve()
+      return over.promise
+    })
+    await inside.promise
+    const waiting = assert.rejects(
+      withPayload(alone, async () => {}),
+      SHUTTING_DOWN,
+    )
+    closing.abort(SHUTTING_DOWN)
+    await waiting
+    over.resolve()
+    await sending
   })
 })
