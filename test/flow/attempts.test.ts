@@ -7,11 +7,15 @@ import { createLanes, type Lanes } from '../../src/flow/lanes/lanes.ts'
 import { createLog } from '../../src/log.ts'
 
 /** Makes `count` attempts of one endpoint, whose lane says what `told` does; resolves, once all are over, with how often room was told of. */
-async function make(count: number, told: Partial<Lanes>, { held = false, look = () => {} } = {}): Promise<number> {
+async function make(
+  count: number,
+  told: Partial<Lanes>,
+  { held = false, look = () => {}, startAt = null as number | null } = {},
+): Promise<number> {
   const log = createLog('silent')
   const { signal } = new AbortController()
-  const pool = null as never // Nothing is put away here.
-  const inHand = createInHand({ pool, slots: count, closing: signal, log })
+  const pool = async () => []
+  const inHand = createInHand({ pool: pool as never, slots: count, closing: signal, log })
   let rooms = 0
   const attempts = createAttempts({
     lanes: { ...createLanes({ cap: count, slots: count }), ...told },
@@ -25,7 +29,7 @@ async function make(count: number, told: Partial<Lanes>, { held = false, look = 
     log,
   })
   for (let nth = 0; nth < count; nth++) {
-    const claim = { tenantId: 'acme', endpointId: 'one', startAt: null, hand: null, underWay: null } as unknown as Claim
+    const claim = { tenantId: 'acme', endpointId: 'one', startAt, hand: null, underWay: null } as unknown as Claim
     inHand.take(claim, () => () => {})
     attempts.start(claim)
   }
@@ -57,5 +61,18 @@ test('of an endpoint that has finished nothing lately, five attempts begin in a 
     await make(20, { pace: () => pace }, { look: () => begun.push(turn) })
     const together = [...Map.groupBy(begun, (nth) => nth).values()]
     assert.equal(Math.max(...together.map(({ length }) => length)), most)
+  }
+})
+
+test('an attempt that is late for its time slot by more than half a second is not made', async (t) => {
+  const now = performance.now()
+  t.mock.method(performance, 'now', () => now)
+  for (const [late, made] of [
+    [500, 1],
+    [501, 0],
+  ] as const) {
+    let attempts = 0
+    await make(1, {}, { look: () => attempts++, startAt: now - late })
+    assert.equal(attempts, made)
   }
 })
