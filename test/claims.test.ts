@@ -306,6 +306,23 @@ test('an endpoint is well for half a minute after a success, and failing from it
   )
 })
 
+test('what is claimed for an endpoint whose breaker is not closed is known to have been held', async (t) => {
+  const { sql } = await createDatabase(t)
+  await insertEndpoint(sql)
+  for (const [breaker, isKnown] of [
+    ['closed', false],
+    ['half_open', true],
+  ] as const) {
+    await publishMany(sql, 'acme', 1)
+    await sql`update waybill.endpoint_stats set breaker = ${breaker}, breaker_since = now(), ramp = 5`
+    const { send } = await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })
+    assert.deepEqual(
+      send.map(({ isProbed }) => isProbed),
+      [isKnown],
+    )
+  }
+})
+
 test('of what is settled in one bundle at once each leaves it, and who comes after it was taken back is late', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`
