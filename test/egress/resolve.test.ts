@@ -95,8 +95,9 @@ test('a dead address does not hide a living one', async (t) => {
 })
 
 test('NXDOMAIN, SERVFAIL, an empty answer and a silent name server are failed attempts', async (t) => {
-  const { post } = await start(t, (name) => {
+  const { post } = await start(t, (name, type) => {
     if (name.startsWith('nxdomain')) return { rcode: 3 }
+    if (name.startsWith('half')) return { rcode: type === 'A' ? 2 : 3 }
     if (name.startsWith('servfail')) return { rcode: 2 }
     if (name.startsWith('alias')) return { cname: 'empty.example' }
     return { silence: name.startsWith('silent') }
@@ -104,6 +105,7 @@ test('NXDOMAIN, SERVFAIL, an empty answer and a silent name server are failed at
   const said = {
     'nxdomain.example': 'the host name does not exist',
     'servfail.example': 'the host name could not be resolved',
+    'half.example': 'the host name could not be resolved',
     'empty.example': 'the host name has no address',
     'alias.example': 'the host name has no address',
   }

@@ -1390,7 +1390,7 @@ for (const tls of [false, true])
   })
 
 for (const [credentials, sent] of [
-  ['user@', 'user:'],
+  ['us%40er@', 'us@er:'],
   [':p%40ss@', ':p@ss'],
   ['', null],
 ] as const)
@@ -1401,6 +1401,16 @@ for (const [credentials, sent] of [
     const authorization = sent === null ? undefined : `Basic ${Buffer.from(sent).toString('base64')}`
     assert.deepEqual(proxy.asked, [{ target: 'a.example.test:80', authorization }])
   })
+
+test('an egress proxy is asked for an IPv6 address in its brackets', async (t) => {
+  const proxy = await startProxy(t, 403)
+  const { post } = startSender(t, { allow: [], proxyUrl: proxy.url })
+  await post('https://[2606:4700::1111]/')
+  assert.deepEqual(
+    proxy.asked.map(({ target }) => target),
+    ['[2606:4700::1111]:443'],
+  )
+})
 
 for (const tls of [false, true])
   test(`a receiver behind an egress proxy${tls ? ' behind TLS' : ''} cannot bring in more than one that is not`, async (t) => {
