@@ -63,6 +63,18 @@ suite('the dispatcher', () => {
     assert.deepEqual(seen.asked.first.slice(0, 2), [7, 7])
     assert.equal(seen.asked.retry[0], 20)
     assert.equal(ends.length, 54)
+
+    const still = start(t, { first: 1000, retry: 0 }, { worthClaiming: () => 7, tooMany: () => 60 })
+    await waitFor(() => still.seen.passing > 0)
+    assert.equal(Math.max(...still.seen.asked.first), 7, 'nor where more wait than may')
+  })
+
+  test('fills the slots that retries may have, however many, without a pause', async (t) => {
+    t.mock.timers.enable({ apis: ['setTimeout'] })
+    const { inHand } = start(t, { first: 0, retry: 1000 }, { slots: 400 })
+    for (let turns = 0; turns < 100; turns++) await new Promise((resolve) => setImmediate(resolve))
+    t.mock.timers.reset()
+    assert.equal(inHand('retry'), 200)
   })
 
   test('leaves as many slots free as too many wait, and uses them for what need not wait if that does not change', async (t) => {
