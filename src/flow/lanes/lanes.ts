@@ -33,8 +33,8 @@ export type Lanes = ReturnType<typeof createLanes>
  * One lane per endpoint for the attempts in this process, such that no endpoint takes the worker from the others:
  * - An endpoint has at most `cap` requests under way.
  * - One that keeps finishing gets as many slots as its pace asks for, and one that was quick in the last half minute gets one. Any other
- *   gets at most a quarter of the slots that are not stuck in other lanes. A slot is stuck if its lane does not turn it over within a window. So each endpoint that hangs takes
- *   less than the one before it, and there is always room for one more.
+ *   gets at most a quarter of the slots that are not stuck in other lanes. A slot is stuck if its lane does not turn it over within
+ *   a window. So each endpoint that hangs takes less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave; three
  *   quarters if they come at once and the worker goes on finishing attempts. All of its endpoints get at most seven eighths
  *   of the slots, those that are not well three quarters; the last slots are for tenants that have hardly any
