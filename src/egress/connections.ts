@@ -20,6 +20,8 @@ const SPARE_TIMEOUT_MS = 4000
  * name has no longer.
  */
 const MAX_AGE_MS = 60_000
+/** Of connections that were opened within this time of one another, the receiver may have accepted any first. */
+const TOGETHER_MS = 1000
 /** How often unused connections are looked at for these. */
 const TIDY_MS = 1000
 /** Unused connections kept in all: how many host names there are is up to tenants. */
@@ -202,13 +204,14 @@ export function createConnections(openTcp: OpenTcp, most: number): Connections {
   }
 
   function tidy(): void {
-    // One of these is going to be kept. And a receiver that serves one connection at a time serves it only when the others are closed.
-    const inUse = new Set<string>()
-    for (const connection of all) if (connection.idle === null) inUse.add(connection.origin)
+    // A receiver that serves one connection at a time serves a later one only when this is closed. That will be kept in its place.
+    const lastInUse = new Map<string, number>()
+    for (const { idle, origin, openedAt } of all) if (idle === null) lastInUse.set(origin, openedAt)
     for (const connection of [...idle]) {
       if (performance.now() - connection.unusedSince < SPARE_TIMEOUT_MS) return
-      const { origin } = connection
-      const isSpare = inUse.has(origin) || idleByOrigin.get(origin)?.at(-1) !== connection
+      const { origin, openedAt } = connection
+      const isWaitedFor = (lastInUse.get(origin) ?? -Infinity) > openedAt - TOGETHER_MS
+      const isSpare = isWaitedFor || idleByOrigin.get(origin)?.at(-1) !== connection
       if (isSpare || isTooOld(connection)) connection.cancel()
     }
   }
