@@ -446,20 +446,41 @@ suite('lanes', () => {
     }
   })
 
-  test('an endpoint that was quick and hangs now counts among those that hang', () => {
+  /** Endpoints that each finished an attempt at once, some time ago. */
+  const afterQuick = (count: number, more: Partial<Claim> = {}) => {
     const { lanes, admit, finish, tick } = setUp()
-    const more = { tenantId: 'one' }
-    const all = Array.from({ length: SLOTS / 2 }, (_, nth) => `${nth}`)
+    const all = Array.from({ length: count }, (_, nth) => `${nth}`)
     for (const one of all) {
       admit(one, 1, more)
       finish(one, 1)
     }
     tick(2000)
     lanes.takeStale()
+    return { lanes, all, admit, tick }
+  }
+
+  test('an endpoint that was quick and hangs now counts among those that hang', () => {
+    const more = { tenantId: 'one' }
+    const { all, admit, tick } = afterQuick(SLOTS / 2, more)
     for (const one of all) assert.equal(admit(one, 1, more).start, 1)
     assert.equal(admit('new', 1, more).start, 1)
     tick(301)
     assert.equal(admit('newer', 1, more).start, 0)
+  })
+
+  test('an endpoint that failed quickly is not trusted: probes of hundreds take a quarter of the slots', () => {
+    const { lanes, all } = afterQuick(400, { standing: 'failing' })
+    const counts = all.map((one) => lanes.reserve(lane(one, one, 'failing'), upTo(1)))
+    assert.equal(counts.filter((count) => count === 1).length, SLOTS / 4)
+  })
+
+  test('an endpoint that was quick is trusted with one of what is released for it, not with all that it has room for', () => {
+    const { lanes, all, tick } = afterQuick(8)
+    const counts = all.map((one) => {
+      tick(2)
+      return lanes.reserve(lane('one', one), upTo(64))
+    })
+    assert.deepEqual(counts.slice(3), [1, 1, 1, 1, 1])
   })
 
   test('an endpoint that has nothing in hand any more is forgotten, however busy the others are', () => {

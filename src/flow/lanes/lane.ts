@@ -68,9 +68,12 @@ export function begin(lane: Lane, claim: Claim, { isReleased, now }: { isRelease
 /** Whether the endpoint was quick not long ago. */
 export const wasQuick = (lane: Lane, now: number) => now - lane.quickAt < QUICK_MS
 
-/** How many attempts the endpoint finishes in a window. One that was quick is trusted with one, until that turns out to take longer. */
-export const paceOf = (lane: Lane, now: number) =>
-  Math.max(countOf(lane.pace, now), wasQuick(lane, now) && isFresh(lane, now) ? 1 : 0)
+/** How many attempts the endpoint finishes in a window. */
+export const paceOf = (lane: Lane, now: number) => countOf(lane.pace, now)
+
+/** How many it is trusted to finish in one: if it is well and was quick, one at least, until that turns out to take longer. */
+export const trustIn = (lane: Lane, now: number) =>
+  Math.max(paceOf(lane, now), lane.standing === 'good' && wasQuick(lane, now) && isFresh(lane, now) ? 1 : 0)
 
 /** The request of an attempt is over since `endedAt`. Returns whether it tells of the endpoint's pace. */
 export function end(
@@ -87,12 +90,12 @@ export function end(
 }
 
 /**
- * By how many it is busy beyond its pace. What waits for a slot of another endpoint is not stuck in one, nor is what arrives without
+ * By how many it is busy beyond what it is trusted with. What waits for a slot of another endpoint is not stuck in one, nor is what arrives without
  * one. An idle lane's window is left to age, so that the lane can be dropped.
  */
 export function stuckIn(lane: Lane, now: number): number {
   const count = lane.turn && taken(lane, now) === 0 ? 0 : taken(lane, now) + lane.waiting.length
-  return count === 0 ? 0 : Math.max(0, count - paceOf(lane, now))
+  return count === 0 ? 0 : Math.max(0, count - trustIn(lane, now))
 }
 
 /** Whether nothing has been under way for long, so that nobody knows yet how fast the endpoint is. */

@@ -12,6 +12,7 @@ import {
   paceOf,
   stuckIn,
   takeStaleFrom,
+  trustIn,
   wasQuick,
 } from './lane.ts'
 import { createLaneRoom } from './lane-room.ts'
@@ -32,9 +33,9 @@ export type Lanes = ReturnType<typeof createLanes>
 /**
  * One lane per endpoint for the attempts in this process, such that no endpoint takes the worker from the others:
  * - An endpoint has at most `cap` requests under way.
- * - One that keeps finishing gets as many slots as its pace asks for, and one that was quick in the last half minute gets one. Any other
- *   gets at most a quarter of the slots that are not stuck in other lanes. A slot is stuck if its lane does not turn it over within
- *   a window. So each endpoint that hangs takes less than the one before it, and there is always room for one more.
+ * - One that keeps finishing gets as many slots as its pace asks for, and one that is well and was quick in the last half minute gets
+ *   one. Any other gets at most a quarter of the slots that are not stuck in other lanes. A slot is stuck if its lane does not turn it
+ *   over within a window. So each endpoint that hangs takes less than the one before it, and there is always room for one more.
  * - The endpoints of one tenant that do not turn their slots over together get at most half of what other tenants leave; three
  *   quarters if they come at once and the worker goes on finishing attempts. All of its endpoints get at most seven eighths
  *   of the slots, those that are not well three quarters; the last slots are for tenants that have hardly any
@@ -98,7 +99,7 @@ export function createLanes({
       if (!hasPlace) lane.standing = claim.standing
       if (lane.arriving.count > 0) lane.arriving.count--
       if (hasPlace) lane.arriving.slots--
-      const isQuick = lane.started.size + lane.waiting.length < paceOf(lane, now)
+      const isQuick = lane.started.size + lane.waiting.length < trustIn(lane, now)
       const isNew = !hasPlace && !isQuick
       if (isNew && room.spareOf(lane, now) <= 0) return refusals.refuse(claim, lane, now)
       // A place may have been kept in another process, or for too short a time.
