@@ -57,6 +57,29 @@ const COUNT_HELD = `
 /** What is read with a payload. */
 const ROW = { payload: '{}', url: '', is_active: true, ordered: false, paced: false, signing_secret: '' }
 
+/** Has a claim that leaves room for no other in hand, and fails unless the next is given up with this error, once `end` is called. */
+async function whileOneWaits(
+  claim: Claim,
+  withPayload: ReturnType<typeof createPayloads>,
+  error: assert.AssertPredicate,
+  end: () => void,
+): Promise<void> {
+  const [inside, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+  const sending = withPayload(claim, () => {
+    inside.resolve()
+    return over.promise
+  })
+  await inside.promise
+  const waiting = assert.rejects(
+    withPayload(claim, async () => {}),
+    error,
+  )
+  end()
+  await waiting
+  over.resolve()
+  await sending
+}
+
 const jobs = (sql: Pool, state: string) =>
   sql`select retry_count from pgboss.job where name = 'deliveries' and state = ${state}`
 
@@ -279,21 +302,9 @@ suite('large payloads', { concurrency: 3 }, () => {
     const [claim] = (await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })).send
     const closing = new AbortController()
     const withPayload = createPayloads({ pool: sql, closing: closing.signal, log: createLog('silent') })
-    const alone = { ...claim!, payloadBytes: 1e9 }
-    const [inside, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
-    const sending = withPayload(alone, () => {
-      inside.resolve()
-      return over.promise
-    })
-    await inside.promise
-    const waiting = assert.rejects(
-      withPayload(alone, async () => {}),
-      SHUTTING_DOWN,
+    await whileOneWaits({ ...claim!, payloadBytes: 1e9 }, withPayload, SHUTTING_DOWN, () =>
+      closing.abort(SHUTTING_DOWN),
     )
-    closing.abort(SHUTTING_DOWN)
-    await waiting
-    over.resolve()
-    await sending
   })
 })
 
@@ -335,18 +346,5 @@ test('large payloads that find no room for ten seconds are put off', { timeout: 
   const { signal } = new AbortController()
   const withPayload = createPayloads({ pool: pool as never, closing: signal, log: createLog('silent') })
   const alone = { tenantId: 'acme', payload: null, payloadBytes: 1e9 } as Claim
-  const [inside, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
-  const sending = withPayload(alone, () => {
-    inside.resolve()
-    return over.promise
-  })
-  await inside.promise
-  const waiting = assert.rejects(
-    withPayload(alone, async () => {}),
-    PayloadLate,
-  )
-  t.mock.timers.tick(10_000)
-  await waiting
-  over.resolve()
-  await sending
+  await whileOneWaits(alone, withPayload, PayloadLate, () => t.mock.timers.tick(10_000))
 })
