@@ -95,8 +95,8 @@ begin
 end $$;
 
 -- Whoever asks for a replay believes that the endpoint answers again: if that is failing, and no probe is under way, this
--- delivery, or the first that is held if it is null, is the next probe, now. At an ordered endpoint, the one that all others wait for is. `is_queued`: this delivery is in
--- the queue, and need not be released.
+-- delivery, or the first that is held if it is null, is the next probe, now. At an ordered endpoint, the one that all others wait
+-- for is. `is_queued`: this delivery is in the queue, and need not be released.
 create or replace function waybill.probe_now(tenant text, endpoint uuid, delivery uuid, is_ordered boolean, is_queued boolean)
 returns void language plpgsql
 set plan_cache_mode = force_custom_plan

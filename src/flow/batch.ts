@@ -10,7 +10,8 @@ const PAUSE_MS = 4
 
 /**
  * Natural batches: whatever arrived while the last batch ran is the next batch; a lone item is a batch of one. Nothing waits for
- * a timer, unless the database is busy with other processes' batches: then fewer and larger ones get everybody through sooner.
+ * a timer, unless the database is busy with other processes' batches: then fewer and larger ones get everybody through sooner. Only
+ * where nobody waits for results are items told to `gather`.
  *
  * `run` gets 1 to `max` items, fewer after a batch that took the database too long, and returns one result per item, in order. It must be
  * safe to run again: what Postgres gives up because of others is repeated, as often as it takes. If the
@@ -25,13 +26,19 @@ export function createBatcher<Item, Result>(options: {
   /** Whose an item is. Owners take turns, so that none waits for everything that another has brought. */
   owner?: (item: Item) => string
   patienceMs?: number
+  /** Batches begin at least so long after each other, unless `enough` items wait, or one that `isUrgent`. */
+  gather?: { ms: number; enough: number; isUrgent: (item: Item) => boolean }
   run: (items: Item[]) => Promise<Result[]>
 }): (item: Item) => Promise<Result> {
   /** `since`: by `awakeMs`. */
   type Waiting = { item: Item; since: number; resolve: (result: Result) => void; reject: (error: unknown) => void }
   const { maxWeight = Infinity, weigh = () => 0, owner = () => '' } = options
+  const { ms: gatherMs, enough, isUrgent } = options.gather ?? { ms: 0, enough: options.max, isUrgent: () => false }
   let waiting: Waiting[] = []
   let running = false
+  /** Before this, by `performance.now`, a batch begins only if enough wait. */
+  let notBefore = 0
+  let isAlarmSet = false
   const portion = createPortion(options.max)
 
   /** Returns a function that tells the waiting callers how it went. */
@@ -70,22 +77,33 @@ export function createBatcher<Item, Result>(options: {
   function next(): void {
     giveUpLate()
     if (running || waiting.length === 0) return
-    running = true
     const begun = performance.now()
+    if (begun < notBefore && waiting.length < Math.min(enough, portion.most())) {
+      setAlarm(notBefore - begun)
+      return
+    }
+    running = true
     const batch = takeBatch()
     const tookAll = waiting.length === 0
+    notBefore = tookAll ? begun + gatherMs : 0
     void run(batch).then((tell) => {
-      const isBusy = tookAll && performance.now() - begun > BUSY_MS
-      if (isBusy && waiting.length > 0 && waiting.length < portion.most()) setTimeout(goOn, PAUSE_MS)
-      else goOn()
+      running = false
+      const now = performance.now()
+      const isBusy = tookAll && now - begun > BUSY_MS
+      if (isBusy && waiting.length > 0) notBefore = Math.max(notBefore, now + PAUSE_MS)
+      next()
       // Told a turn later: the database gets the next batch in this turn, and works on it while the callers of this one go on.
       setImmediate(tell)
     })
   }
 
-  function goOn(): void {
-    running = false
-    next()
+  function setAlarm(ms: number): void {
+    if (isAlarmSet) return
+    isAlarmSet = true
+    setTimeout(() => {
+      isAlarmSet = false
+      next()
+    }, ms)
   }
 
   function takeBatch(): Waiting[] {
@@ -121,7 +139,8 @@ export function createBatcher<Item, Result>(options: {
   return (item) =>
     new Promise((resolve, reject) => {
       waiting.push({ item, since: awakeMs(), resolve, reject })
+      if (isUrgent(item)) notBefore = 0
       // A turn later, so that requests that were read from sockets together share a batch.
-      if (waiting.length === 1) setImmediate(next)
+      if (waiting.length === 1 || waiting.length === enough || isUrgent(item)) setImmediate(next)
     })
 }

@@ -7,7 +7,7 @@ import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
 import { catchUp } from './catch-up.ts'
-import { fenceOf, touch } from './claim.ts'
+import { fenceOf, linesUp, touch } from './claim.ts'
 import { insist } from './insist.ts'
 import {
   type EndpointRules,
@@ -28,13 +28,19 @@ export type Recorded = {
 }
 
 const MAX_BATCH = 200
+/**
+ * A slot is free before its attempt is recorded (flow/in-hand.ts), so records can wait for others to share a statement with, which costs
+ * as much for one as for several. At 300 deliveries a second that saved a fifth of Postgres's time and a sixth of the worker's.
+ */
+const GATHER_MS = 10
+const ENOUGH = 32
 
 /**
- * Records attempts in natural batches: finishes or fails their jobs, stores the attempts, deliveries and counters of those whose
+ * Records attempts in batches: finishes or fails their jobs, stores the attempts, deliveries and counters of those whose
  * claim was still valid, then does whatever follows for their endpoints. A worker whose claims were taken back changes nothing.
  * If all were delivered, as is usual, this is one statement; else one transaction.
  */
-export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRules; log: Log }) {
+export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRules; slots: number; log: Log }) {
   const { pool, boss, rules } = deps
 
   async function recordDelivered(attempts: AttemptRecord[]): Promise<Stored> {
@@ -70,6 +76,12 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
 
   return createBatcher<AttemptRecord, Recorded>({
     max: MAX_BATCH,
+    gather: {
+      ms: GATHER_MS,
+      enough: Math.min(ENOUGH, deps.slots),
+      // The endpoint's next attempt may have to wait for this one's record.
+      isUrgent: ({ claim }) => linesUp(claim),
+    },
     async run(attempts) {
       const allDelivered = attempts.every(({ verdict }) => verdict.kind === 'delivered')
       const { results, endpoints, changes } = await (allDelivered ? recordDelivered : recordAny)(attempts).catch(

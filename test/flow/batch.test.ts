@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { after, test } from 'node:test'
+import { after, type TestContext, test } from 'node:test'
 import { createBatcher } from '../../src/flow/batch.ts'
 import { connect, createDatabase } from '../support/database.ts'
 import { waitFor } from '../support/wait.ts'
@@ -106,6 +106,90 @@ test('after a batch that took long, what waits is joined by what comes next', as
   assert.deepEqual(sizes, [1, 2])
 })
 
+/**
+ * A batcher whose items gather, unless three wait or a negative one comes. Until time is made to `pass`, it stands still, and what
+ * gathers waits for ever. Runs wait for `gate`.
+ */
+function gathering(t: TestContext) {
+  let now = performance.now()
+  t.mock.method(performance, 'now', () => now)
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  const batches: number[][] = []
+  const gate = { promise: Promise.resolve() }
+  const submit = createBatcher<number, number>({
+    max: 4,
+    gather: { ms: 10, enough: 3, isUrgent: (item) => item < 0 },
+    run: async (items) => {
+      batches.push(items)
+      await gate.promise
+      return items
+    },
+  })
+  const pass = (ms: number) => {
+    now += ms
+    t.mock.timers.tick(ms)
+  }
+  return { submit, batches, gate, pass }
+}
+const BOUNDED = { timeout: 15_000 }
+/** Long enough for a batch that does not wait to begin. */
+async function moment(): Promise<void> {
+  for (let turns = 0; turns < 5; turns++) await new Promise((resolve) => setImmediate(resolve))
+}
+
+test('items that gather share a batch, which begins some time after the one before it began', BOUNDED, async (t) => {
+  const { submit, batches, pass } = gathering(t)
+  assert.equal(await submit(1), 1)
+  const second = submit(2)
+  await moment()
+  const third = submit(3)
+  pass(9)
+  await moment()
+  assert.deepEqual(batches, [[1]])
+  pass(1)
+  assert.deepEqual(await Promise.all([second, third]), [2, 3])
+  pass(10)
+  assert.equal(await submit(4), 4)
+  assert.deepEqual(batches, [[1], [2, 3], [4]])
+})
+
+test('items that gather wait no longer once they are enough', BOUNDED, async (t) => {
+  const { submit, batches } = gathering(t)
+  await submit(1)
+  const early = [2, 3].map(submit)
+  await moment()
+  assert.deepEqual(batches, [[1]])
+  await Promise.all([...early, submit(4)])
+  assert.deepEqual(batches, [[1], [2, 3, 4]])
+})
+
+test('an urgent item takes with it at once what has gathered', BOUNDED, async (t) => {
+  const { submit, batches } = gathering(t)
+  await submit(1)
+  const early = submit(2)
+  await moment()
+  await Promise.all([early, submit(-3)])
+  assert.deepEqual(batches, [[1], [2, -3]])
+})
+
+test('an urgent item that comes while a batch runs is in the next, at once', BOUNDED, async (t) => {
+  const { submit, batches, gate } = gathering(t)
+  const held = Promise.withResolvers<void>()
+  gate.promise = held.promise
+  const first = submit(1)
+  await moment()
+  const others = [2, -3].map(submit)
+  held.resolve()
+  await Promise.all([first, ...others])
+  assert.deepEqual(batches, [[1], [2, -3]])
+})
+
+test('what a full batch leaves over does not wait to gather', BOUNDED, async (t) => {
+  const { submit, batches } = gathering(t)
+  await Promise.all([1, 2, 3, 4, 5].map(submit))
+  assert.deepEqual(batches, [[1, 2, 3, 4], [5]])
+})
+
 test('a batch holds at most the maximum, and one runs at a time', async () => {
   const { submit, sizes, release, mostRunning } = squaring({ max: 3, hold: true })
   const all = Promise.all(Array.from({ length: 10 }, (_, n) => submit(n)))
@@ -135,7 +219,7 @@ test('the items of a batch weigh at most so much together, and one that weighs m
 
 test('who has waited for too long is rejected and not run, and those who came later are', async (t) => {
   let now = 0
-  t.mock.method(performance, 'now', () => now)
+  t.mock.method(performance, 'now', () => (now += 0.1))
   const { submit, sizes, release } = squaring({ hold: true, patienceMs: 30 })
   const first = submit(1)
   await new Promise((resolve) => setImmediate(resolve))

@@ -188,3 +188,47 @@ test('an attempt that is recorded late makes neither the last success nor the la
   await attempt(send[3] as Claim, 503, late)
   assert.deepEqual(await last(), before)
 })
+
+/** Three claims of an endpoint, and a clock that stands still. */
+async function startTimeless(t: TestContext, slots: number) {
+  const { url, sql, openPool } = await createDatabase(t)
+  await insertEndpoint(sql)
+  await publishMany(sql, 'acme', 3)
+  const pool = openPool({ max: 2 })
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 3 })
+  let statements = 0
+  const counting = (parts: TemplateStringsArray, ...values: never[]) => {
+    statements++
+    return pool(parts, ...values)
+  }
+  let now = performance.now()
+  t.mock.method(performance, 'now', () => now)
+  return {
+    claims: send as [Claim, Claim, Claim],
+    attempt: createAttempt(Object.assign(counting, { begin: pool.begin }) as unknown as Pool, url, { slots }),
+    statements: () => statements,
+    pass: (ms: number) => (now += ms),
+  }
+}
+
+test('attempts that end within a moment are recorded together', async (t) => {
+  const { claims, attempt, statements, pass } = await startTimeless(t, 200)
+  await attempt(claims[0], 200)
+  const second = attempt(claims[1], 200)
+  await new Promise((resolve) => setTimeout(resolve, 5))
+  const third = attempt(claims[2], 200)
+  await new Promise((resolve) => setTimeout(resolve, 5))
+  pass(10)
+  for (const { settled } of await Promise.all([second, third])) assert.ok(settled)
+  assert.equal(statements(), 2)
+})
+
+for (const [who, slots, atOnce] of [
+  ['an endpoint that takes one at a time', 200, 1],
+  ['a worker with one slot', 1, null],
+] as const)
+  test(`an attempt of ${who} is recorded at once`, { timeout: 15_000 }, async (t) => {
+    const { claims, attempt, statements } = await startTimeless(t, slots)
+    for (const claim of claims) assert.ok((await attempt({ ...claim, atOnce }, 200)).settled)
+    assert.equal(statements(), 3)
+  })

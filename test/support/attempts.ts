@@ -18,14 +18,14 @@ const PATIENT: EndpointRules = {
 
 /**
  * Records attempts as a worker does, as if they had been answered with the given status, or with null as if the month had not allowed
- * them; what is called in one turn is one batch. A dead letter needs a `boss` that has been started.
+ * them; what is called in one turn is one batch, and with one slot is recorded at once. A dead letter needs a `boss` that has been started.
  */
 export function createAttempt(
   pool: Pool,
   databaseUrl: string,
-  { boss = createBoss(databaseUrl, log), rules = PATIENT } = {},
+  { boss = createBoss(databaseUrl, log), rules = PATIENT, slots = 1 } = {},
 ): (claim: Claim, statusCode: number | null, more?: Partial<Outcome>) => Promise<Recorded> {
-  const record = createRecord({ pool, boss, log, rules })
+  const record = createRecord({ pool, boss, log, rules, slots })
   return (claim, statusCode, more) => {
     if (statusCode === null) return record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
     return record({
