@@ -67,8 +67,8 @@ export async function migrate(url: string, log: Log, settings: QueueSettings): P
 
 /** A migration may take long, and a start that waits for another's would seem to hang. */
 async function takeLock(sql: Db, log: Log, key: number): Promise<void> {
-  const [lock] = await sql<{ taken: boolean }[]>`select pg_try_advisory_lock(${key}) as taken`
-  if (lock?.taken) return
+  const [lock] = await sql<[{ taken: boolean }]>`select pg_try_advisory_lock(${key}) as taken`
+  if (lock.taken) return
   log.info('migration.waiting')
   await sql`select pg_advisory_lock(${key})`
 }
@@ -110,11 +110,10 @@ export async function requireMigrated(pool: Pool): Promise<void> {
  * connections ask for (db/open.ts), too, and then wait without an end, or fail at random.
  */
 async function requireServer(sql: Db): Promise<void> {
-  const [server] = await sql<{ version: string; major: number; encoding: string; plans: string }[]>`
+  const [server] = await sql<[{ version: string; major: number; encoding: string; plans: string }]>`
     select current_setting('server_version') as version, current_setting('server_version_num')::int / 10000 as major,
       current_setting('server_encoding') as encoding, current_setting('plan_cache_mode') as plans`
-  if (server === undefined || server.major < 15)
-    throw new Error(`Postgres 15 or later is needed: this is ${server?.version}`)
+  if (server.major < 15) throw new Error(`Postgres 15 or later is needed: this is ${server.version}`)
   if (server.encoding !== 'UTF8')
     throw new Error(`a database with encoding UTF8 is needed, to store any payload: this one has ${server.encoding}`)
   if (server.plans !== 'force_custom_plan')
@@ -123,10 +122,10 @@ async function requireServer(sql: Db): Promise<void> {
 
 /** A queue that another application has made here would be taken over, jobs and all. */
 async function requireOwnQueue(sql: Db): Promise<void> {
-  const [found] = await sql<{ queue: boolean; queues: boolean }[]>`
+  const [found] = await sql<[{ queue: boolean; queues: boolean }]>`
     select not exists (select from waybill.migrations) and to_regclass('pgboss.version') is not null as queue,
       to_regclass('pgboss.queue') is not null as queues`
-  if (!found?.queue) return
+  if (!found.queue) return
   // A first start that was interrupted has left no more than this.
   const own = [DELIVERIES, DEAD_LETTERS]
   if (found.queues) {
@@ -161,8 +160,8 @@ async function readFunctions(sql: Db): Promise<Functions> {
   const files = (await readdir(FUNCTIONS)).filter((file) => file.endsWith('.sql')).sort()
   const texts = await Promise.all(files.map((file) => readFile(new URL(file, FUNCTIONS), 'utf8')))
   const text = texts.join('\n')
-  const [server] = await sql<{ major: number }[]>`select current_setting('server_version_num')::int / 10000 as major`
-  const checksum = createHash('sha256').update(`${server?.major}\n${text}`).digest('hex')
+  const [server] = await sql<[{ major: number }]>`select current_setting('server_version_num')::int / 10000 as major`
+  const checksum = createHash('sha256').update(`${server.major}\n${text}`).digest('hex')
   if (!/^\d+\.\d+\.\d+$/.test(VERSION)) throw new Error(`package.json: the version is not three numbers: ${VERSION}`)
   return { version: VERSION.split('.').map(Number), text, checksum }
 }

@@ -22,10 +22,10 @@ export async function untilReachable(url: string, log: Log): Promise<string> {
     const pool = openDb(url, { log, name: 'waybill start', max: 1 })
     try {
       const [server] = await pool<
-        { ends: string | null; standby: boolean }[]
+        [{ ends: string | null; standby: boolean }]
       >`select current_setting('transaction_timeout', true) as ends, pg_is_in_recovery() as standby`
-      if (server?.standby) throw new Error('the database is a standby, which only reads')
-      return server?.ends ? withOption(url, '-c transaction_timeout=0') : url
+      if (server.standby) throw new Error('the database is a standby, which only reads')
+      return server.ends ? withOption(url, '-c transaction_timeout=0') : url
     } catch (error) {
       // The driver's own words, as when a password is asked for and there is none.
       const isOfLogin = error instanceof Error && error.message.startsWith('SASL')

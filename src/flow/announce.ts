@@ -20,9 +20,9 @@ export function startAnnouncing(pool: Pool, log: Log): Loop {
       const asked = portion.most()
       const [row] = await portion.try(
         asked,
-        () => pool<{ told: number }[]>`select waybill.publish_announcements(${asked})::int as told`,
+        () => pool<[{ told: number }]>`select waybill.publish_announcements(${asked})::int as told`,
       )
-      return row?.told === asked
+      return row.told === asked
     },
   })
 }

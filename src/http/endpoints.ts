@@ -56,20 +56,18 @@ export function mountEndpoints(
     const secret = makeSigningSecret()
     const row = await pool.begin(async (sql) => {
       // The tenant's row is locked, so that endpoints created at once count each other.
-      const [tenantRow] = await sql<{ id: string }[]>`
-        select waybill.make_id(clock_timestamp()) as id from waybill.tenants where tenant_id = ${tenant.tenantId} for no key update`
-      const [used] = await sql<{ count: number }[]>`
-        select count(*)::int from waybill.endpoints where tenant_id = ${tenant.tenantId}`
-      const current = used?.count ?? 0
+      const [{ new_id }] = await sql<[{ new_id: string }]>`
+        select waybill.make_id(clock_timestamp()) as new_id from waybill.tenants where tenant_id = ${tenant.tenantId} for no key update`
+      const [{ current }] = await sql<[{ current: number }]>`
+        select count(*)::int as current from waybill.endpoints where tenant_id = ${tenant.tenantId}`
       if (current >= limit) throw new AppError('endpoint_count', { limit, current })
-      const newId = (tenantRow as { id: string }).id
-      const [created] = await sql<EndpointRow[]>`
+      const [created] = await sql<[EndpointRow]>`
         insert into waybill.endpoints (tenant_id, endpoint_id, url, description, subscribed_events, max_per_second, ordered, signing_secret, updated_at)
-        values (${tenant.tenantId}, ${newId}, ${body.url}, ${body.description ?? null}, ${body.subscribed_events},
+        values (${tenant.tenantId}, ${new_id}, ${body.url}, ${body.description ?? null}, ${body.subscribed_events},
           ${body.max_per_second ?? null}, ${body.ordered ?? false},
-          ${secretBox.seal(secret, `${tenant.tenantId}/${newId}`)}, waybill.made_at(${newId}))
+          ${secretBox.seal(secret, `${tenant.tenantId}/${new_id}`)}, waybill.made_at(${new_id}))
         returning ${columns}`
-      return created as EndpointRow
+      return created
     })
     return c.json({ ok: true, ...render(row), signing_secret: secret }, 201)
   })
@@ -109,12 +107,12 @@ export function mountEndpoints(
       if ((body.ordered ?? before.ordered) && (startsAgain || !before.ordered))
         await sql`select waybill.hurry_ordered(${tenant.tenantId}, ${target})`
       if (startsAgain) await startAgain(sql, tenant.tenantId, target)
-      const [updated] = await sql<EndpointRow[]>`
+      const [updated] = await sql<[EndpointRow]>`
         update waybill.endpoints set ${assignments(body)}, updated_at = clock_timestamp() ${inactivity(before.is_active, body.is_active)}
         where tenant_id = ${tenant.tenantId} and endpoint_id = ${target} returning ${columns}`
       // Whatever has changed, held deliveries may be allowed now.
       await sql`select pg_notify('waybill_held', '')`
-      return updated as EndpointRow
+      return updated
     })
     return c.json({ ok: true, ...render(row) }, 200)
   })

@@ -55,7 +55,7 @@ type Attempts = { status_code: number; attempts: number; retries: number }
 export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
   mount.tenant(getMetrics, { action: 'read' }, async (c, { tenantId }) => {
     return await reads(c, tenantId, async (sql) => {
-      const [deliveries] = await sql<Deliveries[]>`
+      const [{ held, ...byStatus }] = await sql<[Deliveries]>`
         select coalesce(sum(pending), 0)::float8 as pending, coalesce(sum(retrying), 0)::float8 as retrying,
           coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered,
           coalesce(sum(held), 0)::float8 as held
@@ -67,8 +67,7 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
       const [endpoints] = await sql`
         select count(*)::int as total, count(*) filter (where is_active)::int as active, count(*) filter (where not is_active)::int as inactive
         from waybill.endpoints where tenant_id = ${tenantId}`
-      const [queue] = await sql<{ age: number }[]>`select waybill.queue_age(${tenantId}) as age`
-      const { held, ...byStatus } = deliveries as Deliveries
+      const [queue] = await sql<[{ age: number }]>`select waybill.queue_age(${tenantId}) as age`
       return {
         ok: true,
         deliveries_by_status: byStatus,
@@ -79,7 +78,7 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
         dead_letter_count: byStatus.dead_lettered,
         retry_count: attempts.reduce((sum, row) => sum + row.retries, 0),
         endpoint_counts: endpoints,
-        queue_age_seconds: Math.round((queue?.age ?? 0) * 1000) / 1000,
+        queue_age_seconds: Math.round(queue.age * 1000) / 1000,
       }
     })
   })

@@ -79,7 +79,7 @@ async function dropDetached(sql: Db, day: string): Promise<Counts> {
  * default partitions (moveLive).
  */
 async function countMovable(sql: Db, day: string): Promise<Counts | null> {
-  const [found] = await sql<(Counts & { bytes: number; bytes_there: number })[]>`
+  const [{ bytes, bytes_there, ...counts }] = await sql<[Counts & { bytes: number; bytes_there: number }]>`
     with live as materialized (
       select distinct tenant_id, event_id from (
         select tenant_id, event_id from ${table('deliveries', day)} where status in ('pending', 'retrying') limit ${MAX_MOVED + 1}) l
@@ -98,7 +98,6 @@ async function countMovable(sql: Db, day: string): Promise<Counts | null> {
     select (select count(*)::int from e) as events, (select count(*)::int from d) as deliveries, (select count(*)::int from a) as attempts,
       (select coalesce(sum(bytes), 0)::float8 from (select bytes from e union all select bytes from a) s) as bytes,
       (select sum(pg_relation_size('waybill.' || kind || '_default'))::float8 from unnest(${KINDS}::text[]) as k (kind)) as bytes_there`
-  const { bytes, bytes_there, ...counts } = found as NonNullable<typeof found>
   const rows = counts.events + counts.deliveries + counts.attempts
   const isLittle = rows <= MAX_MOVED && bytes <= MAX_MOVED_BYTES && bytes_there <= MAX_DEFAULT_BYTES
   return rows === 0 || isLittle ? counts : null

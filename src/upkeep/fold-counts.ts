@@ -13,8 +13,8 @@ const ALL = '00000000-0000-0000-0000-000000000000'
  */
 export async function foldCounts(pool: Pool): Promise<void> {
   for (let last: string | null = ''; last !== null; ) {
-    const [row]: { last: string | null }[] = await retried(
-      () => pool<{ last: string | null }[]>`
+    const [row]: [{ last: string | null }] = await retried(
+      () => pool`
         with tenants as (
           select tenant_id from waybill.tenants where tenant_id > ${last} order by tenant_id limit ${TENANTS}
         ), old as (
@@ -31,6 +31,6 @@ export async function foldCounts(pool: Pool): Promise<void> {
         )
         select max(tenant_id) as last from tenants`,
     )
-    last = row?.last ?? null
+    last = row.last
   }
 }

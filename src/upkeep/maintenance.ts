@@ -56,8 +56,8 @@ export async function startMaintenance(deps: {
 
 /** Lowers the queue's clock, and all places by it, when it is time; then moves what others have meanwhile placed by it as it was. */
 async function rebaseQueue(upkeep: Pool): Promise<void> {
-  const [rebased] = await upkeep<{ done: boolean }[]>`select waybill.rebase_queue() as done`
+  const [rebased] = await upkeep<[{ done: boolean }]>`select waybill.rebase_queue() as done`
   // By then, whoever had read the clock before has committed, or was cancelled.
-  if (rebased?.done) await sleep(2 * PATIENCE_MS)
+  if (rebased.done) await sleep(2 * PATIENCE_MS)
   await upkeep`select waybill.gather_strays()`
 }

@@ -23,11 +23,11 @@ export const lookUpOnly = (sql: Db) =>
 
 /** How many rows one day's partitions have, attached or not. Throws (isGone) when they are dropped. */
 export async function countRows(sql: Db, day: string): Promise<Counts> {
-  const [counts] = await sql<Counts[]>`
+  const [counts] = await sql<[Counts]>`
     select (select count(*)::float8 from ${table('events', day)}) as events,
       (select count(*)::float8 from ${table('deliveries', day)}) as deliveries,
       (select count(*)::float8 from ${table('attempts', day)}) as attempts`
-  return counts as Counts
+  return counts
 }
 
 /**
@@ -48,7 +48,7 @@ export async function takeTurn(sql: Db, part: string): Promise<'in use' | 'aside
  * when retention keeps an old one, only those around today: what is in a gap is in the default partition.
  */
 export async function readDays(sql: Db): Promise<{ first: string; end: string }> {
-  const [days] = await sql<{ first: string; end: string }[]>`
+  const [days] = await sql<[{ first: string; end: string }]>`
     with days as (
       select day, day + row_number() over (order by day desc) * interval '1 day' as run from (
         select to_date(right(relname, 8), 'YYYYMMDD')::timestamp as day from pg_class
@@ -58,5 +58,5 @@ export async function readDays(sql: Db): Promise<{ first: string; end: string }>
     select coalesce(waybill.first_id(min(day) at time zone 'utc'), waybill.first_id('epoch')) as first,
       coalesce(waybill.first_id((max(day) + interval '1 day') at time zone 'utc'), waybill.first_id('epoch')) as end
     from days where run = (select max(run) from days where day <= now() at time zone 'utc')`
-  return days as { first: string; end: string }
+  return days
 }

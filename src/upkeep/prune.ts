@@ -24,11 +24,11 @@ const theirDeliveries = (part: string) => fragment`
 
 /** What `pruneRows` would delete. */
 export async function countRowsToPrune(pool: Pool, part: string, cutoff: Date | null): Promise<Counts> {
-  const [counts] = await pool<Counts[]>`
+  const [counts] = await pool<[Counts]>`
     with doomed as materialized (${finishedEvents(part, cutoff)}), doomed_deliveries as materialized (${theirDeliveries(part)})
     select (select count(*)::float8 from doomed) as events, (select count(*)::float8 from doomed_deliveries) as deliveries,
       (select count(*)::float8 from ${table('attempts', part)} t join doomed_deliveries using (tenant_id, delivery_id)) as attempts`
-  return counts as Counts
+  return counts
 }
 
 /**
@@ -65,7 +65,7 @@ async function pruneBatch(
   const last = locked.at(-1)
   if (last === undefined) return null
   // Checked again now that they are locked: one may have been replayed a moment before.
-  const [deleted] = await sql<(Counts & { finished: Finished[] })[]>`
+  const [{ finished: uncounted, ...counts }] = await sql<[Counts & { finished: Finished[] }]>`
     with doomed as materialized (${finished} and (e.tenant_id, e.event_id) in (
       select * from unnest(${locked.map((row) => row.tenant_id)}::text[], ${locked.map((row) => row.event_id)}::uuid[]))),
     doomed_deliveries as materialized (${theirDeliveries(part)}),
@@ -74,18 +74,17 @@ async function pruneBatch(
     e as (delete from ${table('events', part)} t using doomed x where t.tenant_id = x.tenant_id and t.event_id = x.event_id returning 1)
     select (select count(*)::float8 from e) as events, (select count(*)::float8 from d) as deliveries, (select count(*)::float8 from a) as attempts,
       (select coalesce(json_agg(f), '[]') from (select tenant_id, endpoint_id, status, count(*)::int as n from doomed_deliveries group by 1, 2, 3) f) as finished`
-  const { finished: uncounted, ...counts } = deleted as NonNullable<typeof deleted>
   await uncountFinished(sql, uncounted)
   return { counts, last }
 }
 
 /** How many idempotency keys `deleteKeys` would delete. A key is kept as long as its event, which a live delivery may keep beyond its time. */
 export async function countKeys(pool: Pool, cutoff: Date): Promise<number> {
-  const [row] = await pool<{ count: number }[]>`
+  const [{ count }] = await pool<[{ count: number }]>`
     select count(*)::float8 from waybill.idempotency_keys k where event_id < waybill.first_id(${cutoff}) and (
       select d.event_id from waybill.deliveries d where d.tenant_id = k.tenant_id and d.event_id = k.event_id and d.status in ('pending', 'retrying')
         and d.delivery_id between waybill.first_delivery_id(k.event_id) and waybill.last_delivery_id(k.event_id) limit 1) is null`
-  return row?.count ?? 0
+  return count
 }
 
 /** Deletes the idempotency keys whose events are gone, once these have been deleted. */
@@ -95,7 +94,7 @@ export async function deleteKeys(pool: Pool, cutoff: Date): Promise<number> {
   let last = '(0,0)'
   for (;;) {
     const began = performance.now()
-    const [deleted] = await pool<{ count: number; last: string | null }[]>`
+    const [deleted] = await pool<[{ count: number; last: string | null }]>`
       with gone as (
         delete from waybill.idempotency_keys where ctid = any(array(
           select ctid from waybill.idempotency_keys k where ctid > ${last} and event_id < waybill.first_id(${cutoff})
@@ -105,7 +104,7 @@ export async function deleteKeys(pool: Pool, cutoff: Date): Promise<number> {
         )) returning ctid
       )
       select count(*)::int, max(ctid)::text as last from gone`
-    if (!deleted?.last) return total
+    if (!deleted.last) return total
     total += deleted.count
     last = deleted.last
     await sleep(REST * (performance.now() - began))
