@@ -5,14 +5,16 @@ import { type Claim, type ClaimedJob, fenceOf } from './claim.ts'
 
 /**
  * Gives deliveries that were claimed in bundles, and have to come again, jobs of their own, which count as claimed too: then do
- * something with these at once, as touching the bundles does not reach them. Repeating it does nothing.
+ * something with these at once, as touching the bundles does not reach them. Repeating it does nothing. Returns the claims as they
+ * then are.
  */
-export async function unbundle(sql: Db, claims: ClaimedJob[]): Promise<void> {
+export async function unbundle(sql: Db, claims: ClaimedJob[]): Promise<ClaimedJob[]> {
   const bundled = claims.filter(({ bundle }) => bundle !== null)
-  if (bundled.length === 0) return
-  await sql`
-    select waybill.unbundle(${bundled.map(({ tenantId }) => tenantId)}::text[], ${bundled.map(({ bundle }) => bundle)}::uuid[],
-      ${bundled.map(({ deliveryId }) => deliveryId)}::uuid[], true)`
+  if (bundled.length > 0)
+    await sql`
+      select waybill.unbundle(${bundled.map(({ tenantId }) => tenantId)}::text[], ${bundled.map(({ bundle }) => bundle)}::uuid[],
+        ${bundled.map(({ deliveryId }) => deliveryId)}::uuid[], true)`
+  return claims.map((claim) => ({ ...claim, bundle: null }))
 }
 
 /** Ends claims of deliveries that need no attempt. Those that have lapsed are left alone. */
@@ -45,7 +47,6 @@ export function fromClaims(claims: ClaimedJob[]): Fragment {
  * lock on the tenant's count would keep all claims of the tenant waiting for this process's next word.
  */
 export async function unclaim(pool: Pool, claims: Claim[], seconds: number | null = null): Promise<void> {
-  await unbundle(pool, claims)
-  const own = claims.map((claim) => ({ ...claim, bundle: null }))
+  const own = await unbundle(pool, claims)
   await pool`select waybill.unclaim(array_agg(c.id), array_agg(n), ${seconds}, ${claims[0]?.withinQuota !== null}) ${fromClaims(own)}`
 }

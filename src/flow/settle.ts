@@ -73,9 +73,7 @@ export async function settle(sql: Db, made: AttemptRecord[]): Promise<Result[]> 
 async function retry(sql: Db, failed: { claim: Claim; notBeforeSeconds: number }[]): Promise<Map<string, Date | null>> {
   if (failed.length === 0) return new Map()
   const claims = failed.map(({ claim }) => claim)
-  await unbundle(sql, claims)
-  // Each has a job of its own now.
-  const fences = claims.map((claim) => fenceOf({ ...claim, bundle: null }))
+  const fences = (await unbundle(sql, claims)).map(fenceOf)
   const settled = await sql<{ delivery_id: string; next_attempt_at: Date | null }[]>`
     select * from waybill.settle_failed(${claims.map(({ deliveryId }) => deliveryId)}::uuid[], ${fences}::text[],
       ${failed.map(({ notBeforeSeconds }) => notBeforeSeconds)}::int[])`
