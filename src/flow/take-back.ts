@@ -2,7 +2,7 @@ import type { Db, Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
 import { DELIVERIES } from '../queue.ts'
 import { LAPSE_MS } from './claim.ts'
-import { clockOf, followClock } from './database-clock.ts'
+import { followLeaps } from './database-clock.ts'
 import { type Loop, startLoop } from './loop.ts'
 import { createThoroughness } from './thorough.ts'
 
@@ -36,7 +36,7 @@ export function startTakingBack(deps: { pool: Pool; wake: () => void; log: Log }
     lookFrom = performance.now() + AFTER_ABSENCE_MS
   }
   wait()
-  const follow = followClock()
+  const leapt = followLeaps(pool)
   const look = createThoroughness()
   return startLoop({
     name: 'take-back',
@@ -46,8 +46,7 @@ export function startTakingBack(deps: { pool: Pool; wake: () => void; log: Log }
       const found = await look(async (thorough) => {
         // Also while this waits: the absence may go on, and workers need their time from its end on.
         await reach(pool)
-        const askedMs = performance.now()
-        if (follow(await clockOf(pool), askedMs).moved > MAX_LEAP_MS) wait()
+        if ((await leapt()) > MAX_LEAP_MS) wait()
         return performance.now() < lookFrom ? [] : await takeBack(pool, thorough)
       }).catch((error: unknown) => {
         wait()

@@ -1,5 +1,5 @@
 import type { Pool } from '../db/open.ts'
-import { clockOf, followClock } from '../flow/database-clock.ts'
+import { followLeaps } from '../flow/database-clock.ts'
 import { createThoroughness } from '../flow/thorough.ts'
 import { MAX_RETRY_AFTER_SECONDS } from '../flow/verdict.ts'
 import { DEAD_LETTERS, DELIVERIES } from '../queue.ts'
@@ -17,7 +17,7 @@ const MAX_BATCH = 2000
  * go unnoticed. `longestWaitSeconds`: how far ahead a probe may be due.
  */
 export function createClockMender(pool: Pool, longestWaitSeconds: number): () => Promise<void> {
-  const follow = followClock()
+  const leapt = followLeaps(pool)
   let isMended = true
   const look = createThoroughness()
 
@@ -26,8 +26,7 @@ export function createClockMender(pool: Pool, longestWaitSeconds: number): () =>
     await mendEndpoints(pool, longestWaitSeconds)
     await mendSchedules(pool)
     await mendDeadLetters(pool)
-    const askedMs = performance.now()
-    if (follow(await clockOf(pool), askedMs).moved < -SET_BACK_MS) isMended = false
+    if ((await leapt()) < -SET_BACK_MS) isMended = false
     await look(async (thorough) => {
       // A thorough look that fails is not repeated before its time, as no leap is known of.
       for (let isDone = isMended && !thorough; !isDone; ) isDone = (await mendJobs(pool)) < MAX_BATCH
