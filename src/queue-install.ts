@@ -1,5 +1,4 @@
 import { PgBoss } from 'pg-boss'
-import { startOptions } from './db/settings.ts'
 import type { Log } from './log.ts'
 import { bossAddress, DELIVERIES, type QueueSettings, queues } from './queue.ts'
 import { queueFunctions } from './queue-functions.ts'
@@ -10,10 +9,9 @@ import { queueFunctions } from './queue-functions.ts'
  * a table soon.
  */
 export async function installQueue(url: string, log: Log, settings: QueueSettings): Promise<string> {
-  const address = bossAddress(url)
   // While this waits for a table, everybody else who wants it waits behind. Autovacuum gives way after a second.
-  const options = startOptions(address.options, { lock_timeout: '1500ms' })
-  const boss = new PgBoss({ ...address, options, max: 1, supervise: false, schedule: false })
+  const address = bossAddress(url, { lock_timeout: '1500ms' })
+  const boss = new PgBoss({ ...address, max: 1, supervise: false, schedule: false })
   boss.on('error', (error) => log.error({ err: error }, 'queue.error'))
   try {
     await boss.start()

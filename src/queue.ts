@@ -50,10 +50,10 @@ const NEVER_HANGING = {
  */
 const STEADY_CLOCK = { ...systemClock, now: () => performance.timeOrigin + performance.now() }
 
-/** Where pg-boss connects to, with the settings that its statements need, whatever server, database or role are set to. */
-export function bossAddress(url: string) {
+/** Where pg-boss connects to, with `settings` and those that its statements need, whatever server, database or role are set to. */
+export function bossAddress(url: string, settings: Record<string, string> = {}) {
   const address = readDatabaseUrl(url)
-  return { ...address, options: startOptions(address.options) }
+  return { ...address, options: startOptions(address.options, settings) }
 }
 
 /** pg-boss on connections of its own. Once started it supervises its queues, and runs what is scheduled. */
