@@ -14,24 +14,19 @@ export function createReplay<Row>(pool: Pool, columns: Fragment) {
   /** Runs that have not begun. */
   const next = new Map<string, Run>()
 
-  async function runAfter(
-    before: Promise<unknown> | undefined,
-    key: string,
-    tenantId: string,
-    deliveryId: string,
-  ): Run {
-    await before?.catch(() => {})
-    next.delete(key)
-    // The dead-letter worker locks the job before the delivery, so the two can deadlock.
-    const [row] = await retried(() => pool`select ${columns} from waybill.replay(${tenantId}, ${deliveryId})`)
-    return row as Row | undefined
-  }
-
   return async (tenantId: string, deliveryId: string): Run => {
     const key = `${tenantId} ${deliveryId}`
     const shared = next.get(key)
     if (shared !== undefined) return await shared
-    const mine = runAfter(last.get(key), key, tenantId, deliveryId)
+    const before = last.get(key)
+    const run = async () => {
+      await before?.catch(() => {})
+      next.delete(key)
+      // The dead-letter worker locks the job before the delivery, so the two can deadlock.
+      const [row] = await retried(() => pool<Row[]>`select ${columns} from waybill.replay(${tenantId}, ${deliveryId})`)
+      return row
+    }
+    const mine = run()
     next.set(key, mine)
     last.set(key, mine)
     try {
