@@ -67,16 +67,9 @@ export function createClaim(pool: Pool, monthlyAttempts: number) {
 
 function sortOut(rows: Row[], { clockOffsetMs, asked }: { clockOffsetMs: number; asked: number }): Claimed {
   const claimed: Claimed = { send: [], unsendable: [], obsolete: [], more: rows[0]?.more ?? false }
-  const endpoints = new Map<
-    string,
-    Pick<Claim, 'url' | 'secrets' | 'atOnce' | 'isProbed' | 'standing' | 'claimedAtMs'>
-  >()
+  const endpoints = new Map<string, ReturnType<typeof endpointOf>>()
   for (const row of rows) {
-    if (row.url !== null) {
-      const { url, at_once: atOnce, probed, standing, now_ms: claimedAtMs } = row
-      const isProbed = probed === true
-      endpoints.set(row.endpoint_id, { url, secrets: secretsOf(row), atOnce, isProbed, standing, claimedAtMs })
-    }
+    if (row.url !== null) endpoints.set(row.endpoint_id, endpointOf(row))
     const endpoint = endpoints.get(row.endpoint_id)
     const ids = {
       tenantId: row.tenant_id,
@@ -110,6 +103,16 @@ function sortOut(rows: Row[], { clockOffsetMs, asked }: { clockOffsetMs: number;
   }
   return claimed
 }
+
+/** What the claims of all its deliveries say of an endpoint. */
+const endpointOf = (lead: Lead) => ({
+  url: lead.url,
+  secrets: secretsOf(lead),
+  atOnce: lead.at_once,
+  isProbed: lead.probed === true,
+  standing: lead.standing,
+  claimedAtMs: lead.now_ms,
+})
 
 /** An endpoint's sealed secrets, newest first. */
 export const secretsOf = ({ signing_secret, previous_secret }: Pick<Lead, 'signing_secret' | 'previous_secret'>) =>
