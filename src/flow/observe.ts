@@ -37,9 +37,9 @@ export async function observeEndpoints(
   const changes = moved
     .filter(({ endpoint, next }) => next.state !== endpoint.breaker)
     .map(({ endpoint, next }) => change(endpoint, next.state))
-  const recovered = moved
-    .filter(({ endpoint, next }) => endpoint.breaker !== 'closed' && next.state === 'closed')
-    .map(({ endpoint: { tenant_id, endpoint_id } }) => ({ tenant_id, endpoint_id }))
+  const recovered = changes
+    .filter(({ to }) => to === 'closed')
+    .map(({ tenant_id, endpoint_id }) => ({ tenant_id, endpoint_id }))
   await announce(sql, 'endpoint.recovered', recovered)
   return [...changes, ...(await deactivate(sql, endpoints, results, rules))]
 }
