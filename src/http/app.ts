@@ -110,7 +110,7 @@ export function createApp(deps: AppDeps): App {
     mountLimits(mount, deps)
     mountTenants(mount, deps)
     mountRetention(mount, deps)
-    mountDocs(mount, app, () => ({ baseUrl: deps.baseUrl(), headerPrefix: deps.headerPrefix }))
+    mountDocs(mount, app, deps)
   }
   return app
 }

@@ -44,10 +44,10 @@ description.servers = [{ url: new URL('.', document.baseURI).href.replace(/\\/$/
 SwaggerUIBundle({ spec: description, dom_id: '#reference', deepLinking: true, defaultModelsExpandDepth: 0 })
 `
 
-const FILES: Record<string, string> = {
-  'swagger-ui.css': 'text/css; charset=utf-8',
-  'swagger-ui-bundle.js': 'text/javascript; charset=utf-8',
-}
+const FILES = new Map([
+  ['swagger-ui.css', 'text/css; charset=utf-8'],
+  ['swagger-ui-bundle.js', 'text/javascript; charset=utf-8'],
+])
 
 const getDocument = createRoute({
   method: 'get',
@@ -79,11 +79,11 @@ const getReference = createRoute({
 })
 
 /** `/openapi.json` and the reference page `/docs`, both whole without internet access. */
-export function mountDocs(mount: Mount, app: App, options: () => DocumentOptions): void {
+export function mountDocs(mount: Mount, app: App, options: DocumentOptions): void {
   // As bytes, one copy serves every connection, even those whose clients do not read.
   let document: Buffer<ArrayBuffer> | undefined
   mount.open(getDocument, (c) => {
-    document ??= Buffer.from(JSON.stringify(openApiDocument(app, options())))
+    document ??= Buffer.from(JSON.stringify(openApiDocument(app, options)))
     c.header('cache-control', 'no-cache')
     return c.body(document, 200, { 'content-type': 'application/json' })
   })
@@ -102,7 +102,7 @@ export function mountDocs(mount: Mount, app: App, options: () => DocumentOptions
   const zipped = new Map<string, Promise<Buffer<ArrayBuffer>>>()
   app.get(`/${ASSETS}/:file`, async (c) => {
     const name = c.req.param('file')
-    const type = Object.hasOwn(FILES, name) ? FILES[name] : undefined
+    const type = FILES.get(name)
     if (type === undefined) throw new AppError('not_found')
     // However many ask for it at once, it is read and zipped once.
     const file = zipped.get(name) ?? readFile(require.resolve(`swagger-ui-dist/${name}`)).then(promisify(gzip))

@@ -37,7 +37,8 @@ type Operation = {
   responses: Record<string, Response>
 }
 
-export type DocumentOptions = { baseUrl: string; headerPrefix: string }
+/** `baseUrl` is asked once a port is known. */
+export type DocumentOptions = { baseUrl: () => string; headerPrefix: string }
 
 /** The OpenAPI 3.1 document of everything mounted on `app`, and of the requests that endpoints receive. */
 export function openApiDocument(app: App, { baseUrl, headerPrefix }: DocumentOptions) {
@@ -71,7 +72,7 @@ export function openApiDocument(app: App, { baseUrl, headerPrefix }: DocumentOpt
       version: VERSION,
       description: guide(headerPrefix),
     },
-    servers: [{ url: baseUrl }],
+    servers: [{ url: baseUrl() }],
     tags: TAGS,
   })
   const schemas = (document.components?.schemas ?? {}) as Record<string, Schema>
