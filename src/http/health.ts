@@ -10,10 +10,10 @@ import { answers, ok } from './schemas.ts'
 /** A database that does not answer in this time is reported as unreachable. */
 export const HEALTH_PATIENCE_MS = 750
 
-const about = z.object({
+const about = {
   version: z.string().openapi({ example: '1.2.3' }),
   mode: z.enum(MODES),
-})
+}
 
 const health = createRoute({
   method: 'get',
@@ -24,19 +24,15 @@ const health = createRoute({
   description:
     'Reports on the process that answers, in every mode, within a second whatever the database does. It uses a connection of its own, so that load alone never makes it 503.',
   responses: {
-    200: answers(
-      'Both answer',
-      z.object({ ok, status: z.literal('ok'), database: z.literal('ok') }).extend(about.shape),
-    ),
+    200: answers('Both answer', z.object({ ok, status: z.literal('ok'), database: z.literal('ok'), ...about })),
     503: answers(
       'The database does not answer',
-      z
-        .object({
-          ok: ok.openapi({ example: false }),
-          status: z.literal('unavailable'),
-          database: z.literal('unreachable'),
-        })
-        .extend(about.shape),
+      z.object({
+        ok: ok.openapi({ example: false }),
+        status: z.literal('unavailable'),
+        database: z.literal('unreachable'),
+        ...about,
+      }),
     ),
   },
 })
