@@ -35,6 +35,8 @@ export type PublishResult = { rate: RatePlace } & (
   | { outcome: 'rate_limited' | 'counted' }
 )
 
+export type Publish = (request: PublishRequest) => Promise<PublishResult>
+
 type RateColumns = { rate_limit: number; rate_count: number; window_start: Date; window_left: number }
 
 type Row = RateColumns &
@@ -73,7 +75,7 @@ const LIKELY_FANOUT = 100
  * committed, or when the request is refused by a limit or its idempotency key. It rejects when the database fails: then
  * nothing was stored, unless only the answer was lost.
  */
-export function createPublish(pool: Pool, limits: PublishLimits): (request: PublishRequest) => Promise<PublishResult> {
+export function createPublish(pool: Pool, limits: PublishLimits): Publish {
   /** How many deliveries the last event made, by tenant and type, and by tenant alone for types not seen yet. */
   const fanout = new LRUCache<string, number>({ max: 50_000 })
   /**

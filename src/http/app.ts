@@ -4,7 +4,7 @@ import type { Mode } from '../config.ts'
 import type { Pool } from '../db/open.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
-import type { PublishRequest, PublishResult } from '../flow/publish.ts'
+import type { Publish } from '../flow/publish.ts'
 import type { RateCounter } from '../flow/rate-counter.ts'
 import type { Log } from '../log.ts'
 import type { SecretBox } from '../secrets.ts'
@@ -37,7 +37,7 @@ export type AppDeps = {
   /** For retention on demand, which may take long. */
   retention: Pool
   auth: Auth
-  publish: (request: PublishRequest) => Promise<PublishResult>
+  publish: Publish
   rateCounter: RateCounter
   secretBox: SecretBox
   allow: readonly AddressRange[]

@@ -2,7 +2,7 @@ import { createRoute, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
 import { LRUCache } from 'lru-cache'
 import { AppError } from '../errors.ts'
-import type { PublishRequest, PublishResult } from '../flow/publish.ts'
+import type { Publish, PublishRequest, PublishResult } from '../flow/publish.ts'
 import type { Log } from '../log.ts'
 import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
@@ -81,13 +81,8 @@ const publishEvent = createRoute({
 /** `POST /v1/events`: a request becomes an event, or the reason why it does not. */
 export function mountPublish(
   mount: Mount,
-  deps: {
-    publish: (request: PublishRequest) => Promise<PublishResult>
-    rateLimit: RateLimit
-    log: Log
-  },
+  { publish, rateLimit, log }: { publish: Publish; rateLimit: RateLimit; log: Log },
 ): void {
-  const { publish, rateLimit, log } = deps
   const unasked = createUnaskedRoom()
 
   /** Until when, at the least, a tenant's rate window is full, unless its limit changes. */
