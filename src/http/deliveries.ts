@@ -7,6 +7,7 @@ import { firstId } from '../ids.ts'
 import { readDays } from '../upkeep/partitions.ts'
 import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
+import { deliveriesQuery, dlqQuery } from './delivery-filters.ts'
 import {
   type DeliveryRow,
   deliveryColumns,
@@ -17,19 +18,10 @@ import {
   renderDelivery,
 } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
+import { cursorAt, listBody, listOf, listQuery, pageRows } from './pages.ts'
 import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
-import {
-  answers,
-  attemptError,
-  attemptsQuery,
-  deliveriesQuery,
-  dlqQuery,
-  id,
-  listBody,
-  listOf,
-  timestamp,
-} from './schemas.ts'
+import { answers, attemptError, id, timestamp } from './schemas.ts'
 
 /** What the example of a delivery that was given up on has of its own. */
 const GIVEN_UP = {
@@ -112,6 +104,8 @@ const attempt = z
   })
   .openapi('Attempt')
 
+const attemptsQuery = listQuery({ cursor: cursorAt(/^\d{1,9}$/).optional() })
+
 const listAttempts = createRoute({
   method: 'get',
   path: '/v1/deliveries/{delivery_id}/attempts',
@@ -165,7 +159,7 @@ export function mountDeliveries(mount: Mount, { reads, lookUps }: { reads: Reads
         select * from (
           (${newest(fragment`delivery_id >= ${first} and delivery_id < ${end}`)}) union all
           (${newest(fragment`(delivery_id < ${first} or delivery_id >= ${end})`)})) found
-        order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+        order by delivery_id desc ${pageRows(query)}`
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
     }).catch((error: unknown) => {
       // There is no index for these filters, since every publish would pay for it: one that matches little reads everything.
@@ -195,7 +189,7 @@ export function mountDeliveries(mount: Mount, { reads, lookUps }: { reads: Reads
           duration_ms, retry_state, next_attempt_at, started_at
         from waybill.attempts where tenant_id = ${tenant.tenantId} and delivery_id = ${delivery_id}
           ${query.cursor ? fragment`and attempt_number > ${Number(query.cursor)}` : fragment``}
-        order by attempt_number limit ${query.limit + 1} offset ${query.offset ?? 0}`
+        order by attempt_number ${pageRows(query)}`
       return listBody(
         query,
         rows,

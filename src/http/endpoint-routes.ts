@@ -2,7 +2,8 @@ import { createRoute, z } from '@hono/zod-openapi'
 import type { AddressRange } from '../egress/address.ts'
 import { checkUrl } from '../egress/destination.ts'
 import { BODY_ERRORS, errorAnswers, TENANT_ERRORS } from './error-answers.ts'
-import { answers, count, endpointsQuery, id, jsonBody, listOf, ok, ownTenant, text, timestamp } from './schemas.ts'
+import { listOf, listQuery } from './pages.ts'
+import { answers, count, id, jsonBody, ok, ownTenant, text, timestamp } from './schemas.ts'
 
 const SUBSCRIPTION = 'must be * or words of A-Z a-z 0-9 _ - joined by dots, at most 128 characters'
 const URL_EXAMPLE = 'https://hooks.example.com/waybill'
@@ -98,6 +99,14 @@ const ACTIVATION = z.boolean().openapi({
 })
 
 const endpointPath = z.object({ endpoint_id: id('endpoint') })
+
+const endpointsQuery = listQuery({
+  active_only: z
+    .enum(['true', 'false'], 'must be true or false')
+    .transform((text) => text === 'true')
+    .optional()
+    .openapi({ param: { schema: { type: 'boolean' } }, description: 'True: active endpoints only.' }),
+})
 
 /** The routes of endpoints; the URL rules need to know what the operator has exempted. */
 export const endpointRoutes = (allow: readonly AddressRange[]) => ({

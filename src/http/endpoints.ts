@@ -7,10 +7,10 @@ import { madeAt } from '../ids.ts'
 import { makeSigningSecret, type SecretBox } from '../secrets.ts'
 import { endpointRoutes } from './endpoint-routes.ts'
 import { renderState, type StateRow, stateColumns } from './endpoint-state.ts'
+import { listBody, pageRows } from './pages.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
-import { listBody } from './schemas.ts'
 
 type EndpointRow = StateRow & {
   endpoint_id: string
@@ -78,7 +78,7 @@ export function mountEndpoints(
         select ${columns} from waybill.endpoints
         where tenant_id = ${tenant.tenantId} ${query.active_only ? fragment`and is_active` : fragment``}
           ${query.cursor ? fragment`and endpoint_id < ${query.cursor}` : fragment``}
-        order by endpoint_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+        order by endpoint_id desc ${pageRows(query)}`
       return listBody(query, rows, render, (row) => row.endpoint_id)
     }),
   )

@@ -4,10 +4,11 @@ import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
 import { type DeliveryRow, deliveryColumns, deliveryRecord, renderDelivery } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
+import { listBody, listOf, listQuery, pageRows } from './pages.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'
 import type { Mount } from './route.ts'
-import { answers, eventType, id, listBody, listOf, ok, ownTenant, pageQuery, payload, timestamp } from './schemas.ts'
+import { answers, eventType, id, ok, ownTenant, payload, timestamp } from './schemas.ts'
 
 const eventPath = z.object({ event_id: id('event') })
 
@@ -48,7 +49,7 @@ const listEventDeliveries = createRoute({
   tags: ['Events'],
   summary: 'List the deliveries of an event',
   description: 'One for each endpoint that was active and subscribed when the event was published.',
-  request: { params: eventPath, query: pageQuery },
+  request: { params: eventPath, query: listQuery({}) },
   responses: {
     200: answers('Newest first', listOf(deliveryRecord)),
     ...errorAnswers(...TENANT_ERRORS, 'event_not_found'),
@@ -94,7 +95,7 @@ export function mountEvents(mount: Mount, { reads }: { reads: Reads }): void {
         where tenant_id = ${tenant.tenantId} and event_id = ${eventId}
           and delivery_id between waybill.first_delivery_id(${eventId}) and waybill.last_delivery_id(${eventId})
           ${query.cursor ? fragment`and delivery_id < ${query.cursor}` : fragment``}
-        order by delivery_id desc limit ${query.limit + 1} offset ${query.offset ?? 0}`
+        order by delivery_id desc ${pageRows(query)}`
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
     })
   })

@@ -1,6 +1,5 @@
 import { z } from '@hono/zod-openapi'
 import { ATTEMPT_ERRORS } from '../egress/failure.ts'
-import { UUID } from '../ids.ts'
 
 // Schemas that several routes share, so that the OpenAPI document explains a field once and everywhere alike.
 
@@ -61,168 +60,11 @@ export const attemptError = z
     example: 'http_status',
   })
 
-/**
- * ISO 8601 may do without seconds and minutes, in an offset too, and without its colon, and has a comma before fractions: `date -Ins`
- * and `date +%FT%T%z` write such times. RFC 3339, which is what `date-time` stands for, allows small letters.
- */
-const spelledOut = (text: string) =>
-  text
-    .toUpperCase()
-    .replace(
-      /^(\d{4}-\d\d-\d\dT\d\d)(:\d\d)?(:\d\d(?:[.,]\d+)?)?(Z|([+-]\d\d)(?::?(\d\d))?)$/,
-      (_, hour, minute = ':00', second = ':00', zone, hours, minutes = '00') =>
-        hour + minute + second.replace(',', '.') + (hours ? `${hours}:${minutes}` : zone),
-    )
-
-/**
- * A moment with an offset or `Z`. Ids begin in 1970: any moment before that is treated as 1970 (`firstId`). Ids have whole
- * milliseconds, so a moment between two of them is rounded up.
- */
-const moment = z
-  .string()
-  .transform(spelledOut)
-  .pipe(
-    z.iso.datetime({
-      offset: true,
-      error: 'must be a time like 2026-01-31T12:30:00Z, or with an offset like +01:00 (in a query %2B01:00)',
-    }),
-  )
-  .transform((text) => new Date(Date.parse(text) + (/\.\d{3}\d*[1-9]/.test(text) ? 1 : 0)))
-  .refine((date) => !Number.isNaN(date.getTime()), 'must be a valid time')
-
-const wholeNumber = (min: number, max: number) =>
-  z
-    .string()
-    .regex(/^\d{1,6}$/, `must be a whole number from ${min} to ${max}`)
-    .transform(Number)
-    .pipe(z.number().min(min, `must be at least ${min}`).max(max, `must be at most ${max}`))
-
-const numberParam = (description: string, schema: { minimum: number; maximum: number; default?: number }) => ({
-  param: { required: false, schema: { type: 'integer' as const, ...schema } },
-  description,
-})
-
-/** A `next_cursor`, opaque to clients. `form` is what its decoded text must look like. */
-const cursorAt = (form: RegExp) =>
-  z
-    .string()
-    .max(64)
-    .transform((text) => ({ text, position: Buffer.from(text, 'base64url').toString() }))
-    // Encoded again, since decoding skips characters that it cannot read.
-    .refine(
-      ({ text, position }) => form.test(position) && encodeCursor(position) === text,
-      'must be a next_cursor that this list returned',
-    )
-    .transform(({ position }) => position)
-    .openapi({
-      param: { schema: { type: 'string' } },
-      description: 'The `next_cursor` of a page: continues where it ended. Cannot be combined with `offset`.',
-    })
-
-const encodeCursor = (position: string) => Buffer.from(position).toString('base64url')
-
-const pageFields = {
-  limit: wholeNumber(1, 250)
-    .default(50)
-    .openapi(numberParam('How many rows a page holds.', { minimum: 1, maximum: 250, default: 50 })),
-  offset: wholeNumber(0, 10_000)
-    .optional()
-    // No default, or generated clients would send it along with a cursor.
-    .openapi(
-      numberParam('How many rows are skipped; for greater depth use `cursor`.', { minimum: 0, maximum: 10_000 }),
-    ),
-  cursor: cursorAt(UUID).optional(),
-}
-
-type Page = { limit: number; offset?: number | undefined; cursor?: string | undefined }
-
-const onlyOneStart = (query: { cursor?: unknown; offset?: unknown }, ctx: z.RefinementCtx) => {
-  if (query.cursor !== undefined && query.offset !== undefined) {
-    ctx.addIssue({ code: 'custom', path: ['cursor'], message: 'excludes offset: give one of them' })
-  }
-}
-
-/** The query of a list that has `fields` besides those of its pages. */
-const listQuery = <Fields extends z.ZodRawShape>(fields: Fields) =>
-  z.strictObject({ ...pageFields, ...fields }).superRefine(onlyOneStart)
-
-export const pageQuery = listQuery({})
-export const attemptsQuery = listQuery({ cursor: cursorAt(/^\d{1,9}$/).optional() })
-export const endpointsQuery = listQuery({
-  active_only: z
-    .enum(['true', 'false'], 'must be true or false')
-    .transform((text) => text === 'true')
-    .optional()
-    .openapi({ param: { schema: { type: 'boolean' } }, description: 'True: active endpoints only.' }),
-})
-
-const timeOrder = (query: { since?: Date | undefined; until?: Date | undefined }, ctx: z.RefinementCtx) => {
-  // A value that is not a time is reported as that, and is still text here.
-  if (query.since instanceof Date && query.until instanceof Date && query.since >= query.until) {
-    ctx.addIssue({ code: 'custom', path: ['since'], message: 'must be before until, in whole milliseconds' })
-  }
-}
-
-const uuidFilter = z
-  .string()
-  .regex(/^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$/, 'must be a UUID')
-  .transform((text) => text.toLowerCase())
-
 export const deliveryStatus = z.enum(['pending', 'retrying', 'delivered', 'dead_lettered']).openapi('DeliveryStatus', {
   description:
     '`pending`: not tried yet, or not since it was replayed. `retrying`: failed, and another attempt will follow. The other two are final until a replay.',
   example: 'delivered',
 })
-
-const deliveryFilters = {
-  endpoint_id: uuidFilter.optional().openapi({ format: 'uuid', description: 'Deliveries to this endpoint only.' }),
-  event_type: eventType.optional().openapi({ description: 'Deliveries of events of this type only.' }),
-  since: moment.optional().openapi({
-    param: { schema: { type: 'string', format: 'date-time' } },
-    description: 'Created at or after this time.',
-  }),
-  until: moment.optional().openapi({
-    param: { schema: { type: 'string', format: 'date-time' } },
-    description: 'Created before this time, which must be after `since`.',
-  }),
-}
-
-export const dlqQuery = listQuery(deliveryFilters).superRefine(timeOrder)
-export const deliveriesQuery = listQuery({ ...deliveryFilters, status: deliveryStatus.optional() }).superRefine(
-  timeOrder,
-)
-
-export const listOf = <Item extends z.ZodType>(item: Item) =>
-  z.object({
-    ok,
-    data: z.array(item),
-    limit: z.int().openapi({ example: 50 }),
-    offset: z.int(),
-    has_more: z.boolean().openapi({ example: false }),
-    next_cursor: z
-      .string()
-      .nullable()
-      .openapi({ description: 'Give it as `cursor` for the next page; null on the last one.', example: null }),
-  })
-
-/** The body of a list: `rows` holds up to one more than the page, which says whether there are more. */
-export function listBody<Row, Item>(
-  page: Page,
-  rows: Row[],
-  render: (row: Row) => Item,
-  position: (row: Row) => string,
-) {
-  const shown = rows.slice(0, page.limit)
-  const last = rows.length > page.limit ? shown.at(-1) : undefined
-  return {
-    ok: true as const,
-    data: shown.map(render),
-    limit: page.limit,
-    offset: page.offset ?? 0,
-    has_more: last !== undefined,
-    next_cursor: last === undefined ? null : encodeCursor(position(last)),
-  }
-}
 
 /** `example`: what the example of the body has in place of the examples of its fields. */
 export const answers = <Schema extends z.ZodType>(description: string, schema: Schema, example?: object) => ({
