@@ -50,6 +50,9 @@ export function createSecretBox(keys: Buffer[]): SecretBox {
   }
 }
 
+/** What an endpoint's signing secrets are sealed for: its row. */
+export const ownerOf = (tenantId: string, endpointId: string) => `${tenantId}/${endpointId}`
+
 /** The key in a signing secret: its base64 part, decoded (Standard Webhooks). */
 export const signingKey = (secret: string): KeyObject =>
   createSecretKey(Buffer.from(secret.replace(/^whsec_/, ''), 'base64'))

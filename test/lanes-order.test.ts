@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto'
 import { suite, type TestContext, test } from 'node:test'
 import type { Pool } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
-import { createSecretBox } from '../src/secrets.ts'
+import { createSecretBox, ownerOf } from '../src/secrets.ts'
 import { waitingForLocks } from './support/database.ts'
 import { assertBooks, publishMany, secondsAhead, settled, watchInFlight } from './support/deliveries.ts'
 import { gate, type Receipt, type Receiver, startReceiver } from './support/receiver.ts'
@@ -67,7 +67,7 @@ async function addHanging(sql: Pool, receiver: Receiver, { tenants }: { tenants:
 
 function sealAll(ids: { tenant: string; id: string }[]): Buffer[] {
   const box = createSecretBox([Buffer.from(ENCRYPTION_KEY, 'base64')])
-  return ids.map(({ tenant, id }) => box.seal(`whsec_${'A'.repeat(43)}=`, `${tenant}/${id}`))
+  return ids.map(({ tenant, id }) => box.seal(`whsec_${'A'.repeat(43)}=`, ownerOf(tenant, id)))
 }
 
 suite('pace and order', { concurrency: 3 }, () => {

@@ -3,6 +3,7 @@ import type { Outcome, Sender } from '../egress/send.ts'
 import { madeAt } from '../ids.ts'
 import { createIsoTime } from '../iso-time.ts'
 import type { Log } from '../log.ts'
+import { ownerOf } from '../secrets.ts'
 import { type Claim, isLate } from './claim.ts'
 import type { WithPayload } from './payload.ts'
 import type { Recorded } from './record.ts'
@@ -42,7 +43,7 @@ export function createDeliver(deps: {
         deliveryId: claim.deliveryId,
         timestampSeconds: Math.floor((performance.now() + claim.clockOffsetMs) / 1000),
         body,
-        keys: claim.secrets.map((sealed) => deps.keyOf(sealed, `${claim.tenantId}/${claim.endpointId}`)),
+        keys: claim.secrets.map((sealed) => deps.keyOf(sealed, ownerOf(claim.tenantId, claim.endpointId))),
       }),
     }
     // It may be late where the process was stopped meanwhile, or its event loop was.

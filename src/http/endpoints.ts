@@ -4,7 +4,7 @@ import { assignments, type Fragment, fragment } from '../db/statement.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
 import { madeAt } from '../ids.ts'
-import { makeSigningSecret, type SecretBox } from '../secrets.ts'
+import { makeSigningSecret, ownerOf, type SecretBox } from '../secrets.ts'
 import { endpointRoutes } from './endpoint-routes.ts'
 import { renderState, type StateRow, stateColumns } from './endpoint-state.ts'
 import { listBody, pageRows } from './pages.ts'
@@ -65,7 +65,7 @@ export function mountEndpoints(
         insert into waybill.endpoints (tenant_id, endpoint_id, url, description, subscribed_events, max_per_second, ordered, signing_secret, updated_at)
         values (${tenant.tenantId}, ${new_id}, ${body.url}, ${body.description ?? null}, ${body.subscribed_events},
           ${body.max_per_second ?? null}, ${body.ordered ?? false},
-          ${secretBox.seal(secret, `${tenant.tenantId}/${new_id}`)}, waybill.made_at(${new_id}))
+          ${secretBox.seal(secret, ownerOf(tenant.tenantId, new_id))}, waybill.made_at(${new_id}))
         returning ${columns}`
       return created
     })
@@ -121,7 +121,7 @@ export function mountEndpoints(
     const target = endpointId(params)
     const secret = makeSigningSecret()
     const [row] = await pool<(EndpointRow & { previous_secret_expires_at: Date })[]>`
-      update waybill.endpoints set previous_secret = signing_secret, signing_secret = ${secretBox.seal(secret, `${tenant.tenantId}/${target}`)},
+      update waybill.endpoints set previous_secret = signing_secret, signing_secret = ${secretBox.seal(secret, ownerOf(tenant.tenantId, target))},
         previous_secret_expires_at = clock_timestamp() + ${deps.rotationOverlapSeconds} * interval '1 second', updated_at = clock_timestamp()
       where tenant_id = ${tenant.tenantId} and endpoint_id = ${target}
       returning ${columns}, previous_secret_expires_at`
