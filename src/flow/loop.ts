@@ -8,8 +8,9 @@ export type Loop = {
 }
 
 /**
- * Runs `run` again and again: at once while it answers true, else after `idleMs` or when woken, but never sooner than
- * `pauseMs` after the last run. A run that fails is logged, and the next one comes after the idle time, however often it is woken.
+ * Runs `run` again and again: at once while it answers true, else after `idleMs` or when woken, but never sooner than `pauseMs` after
+ * the last run began. Between two it rests for as long as the last one took, up to `pauseMs`. A run that fails is logged, and the next
+ * one comes after the idle time, however often it is woken.
  */
 export function startLoop(options: {
   name: string
@@ -18,6 +19,7 @@ export function startLoop(options: {
   pauseMs?: number
   log: Log
 }): Loop {
+  const { pauseMs = 0 } = options
   let stopped = false
   let woken = false
   let failed = false
@@ -37,13 +39,17 @@ export function startLoop(options: {
       woken = false
       failed = false
       let more = false
+      const begun = performance.now()
       try {
         more = await options.run()
       } catch (error) {
         options.log.error({ err: error }, `${options.name}.failed`)
         failed = true
       }
-      if (options.pauseMs) await new Promise((resolve) => setTimeout(resolve, options.pauseMs))
+      if (pauseMs > 0) {
+        const took = performance.now() - begun
+        await new Promise((resolve) => setTimeout(resolve, Math.max(pauseMs - took, Math.min(took, pauseMs))))
+      }
       if ((failed || (!more && !woken)) && !stopped) await sleep(options.idleMs)
     }
   }

@@ -8,7 +8,7 @@ import { createPortion } from './portion.ts'
 
 /** Held deliveries are looked at this often, and whenever more may go out. */
 const LOOK_MS = 250
-/** The least time between looks, so that one serves many settled attempts. */
+/** Looks begin at least so long after each other, so that one serves many settled attempts. */
 const PAUSE_MS = 10
 const MAX_LANES = 500
 /** From how many failures in a row an endpoint counts as failing although it answers. */

@@ -61,19 +61,30 @@ test('a loop that is woken while it runs goes on with one more run, and stopping
   await stopping
 })
 
-test('a loop rests for its pause after each run, however often it is woken', async (t) => {
-  t.mock.timers.enable({ apis: ['setTimeout'] })
-  let runs = 0
-  const run = async () => {
-    runs++
-    return false
-  }
-  const loop = startLoop({ name: 'test', idleMs: 500, pauseMs: 10, log: createLog('silent'), run })
-  const woken = () => wakeForTurns(loop).then(() => runs)
-  assert.equal(await woken(), 1)
-  t.mock.timers.tick(10)
-  assert.equal(await woken(), 2)
-  const stopping = loop.stop()
-  t.mock.timers.tick(10)
-  await stopping
-})
+for (const [what, tookMs, restMs] of [
+  ['at once', 0, 10],
+  ['soon', 4, 6],
+  ['late', 8, 8],
+  ['very late', 100, 10],
+] as const)
+  test(`a loop whose run ends ${what} rests for ${restMs} ms of a pause of 10, however often it is woken`, async (t) => {
+    let now = 0
+    t.mock.method(performance, 'now', () => now)
+    t.mock.timers.enable({ apis: ['setTimeout'] })
+    let runs = 0
+    const run = async () => {
+      runs++
+      now += tookMs
+      return false
+    }
+    const loop = startLoop({ name: 'test', idleMs: 500, pauseMs: 10, log: createLog('silent'), run })
+    const woken = () => wakeForTurns(loop).then(() => runs)
+    assert.equal(await woken(), 1)
+    t.mock.timers.tick(restMs - 1)
+    assert.equal(await woken(), 1)
+    t.mock.timers.tick(1)
+    assert.equal(await woken(), 2)
+    const stopping = loop.stop()
+    t.mock.timers.tick(10)
+    await stopping
+  })
