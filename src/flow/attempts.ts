@@ -5,6 +5,7 @@ import { type Claim, hasMissed, Outdated } from './claim.ts'
 import type { createDeliver } from './deliver.ts'
 import type { InHand } from './in-hand.ts'
 import type { Lanes } from './lanes/lanes.ts'
+import type { Recorded } from './record.ts'
 
 /** Opening a connection takes as long as several requests, so only this many are opened per turn of the event loop. */
 const STARTS_A_TURN = 5
@@ -17,8 +18,8 @@ type Attempts = {
   start(claim: Claim): void
   /** From now on no waiting claim takes the slot of one that ends. */
   startNoMore(): void
-  /** What is under way, or remains to be recorded or put away. None of these rejects. */
-  all: Line<Promise<void>>
+  /** What is under way, or remains to be recorded, caught up with or put away. None of these rejects. */
+  all: Line<Promise<unknown>>
 }
 
 /**
@@ -34,11 +35,11 @@ export function createAttempts(deps: {
   log: Log
 }): Attempts {
   const { lanes, inHand, deliver, closing, log } = deps
-  const all = new Line<Promise<void>>()
+  const all = new Line<Promise<unknown>>()
   const turn = createTurns(STARTS_A_TURN)
   let mayFollow = true
 
-  async function attempt(claim: Claim, answered: () => void): Promise<void> {
+  async function attempt(claim: Claim, answered: () => void): Promise<Recorded | undefined> {
     const ids = { tenant_id: claim.tenantId, delivery_id: claim.deliveryId }
     let hasBegun = false
     try {
@@ -47,8 +48,9 @@ export function createAttempts(deps: {
       if (lanes.pace(claim) === 0) await turn()
       if (hasMissed(claim)) throw new Outdated()
       hasBegun = true
-      const { held } = await deliver(claim, answered)
-      if (held && lanes.isRoomy(claim)) deps.onRoom()
+      const recorded = await deliver(claim, answered)
+      if (recorded.held && lanes.isRoomy(claim)) deps.onRoom()
+      return recorded
     } catch (error) {
       if (error === SHUTTING_DOWN) {
         // Nothing else tells that the receiver may have got the request.
@@ -57,6 +59,7 @@ export function createAttempts(deps: {
       }
       // A fault of ours: the claim lapses, and the delivery is tried again.
       else if (!(await inHand.putOff(claim, error))) log.error({ ...ids, err: error }, 'delivery.failed')
+      return undefined
     }
   }
 
@@ -71,11 +74,13 @@ export function createAttempts(deps: {
       endedAt = performance.now()
       if (inHand.answered(claim)) goOn()
     }
-    const done = attempt(claim, answered).finally(() => {
-      all.leave(place)
-      inHand.letGo([claim])
-      goOn()
-    })
+    const done = attempt(claim, answered)
+      .finally(() => {
+        inHand.letGo([claim])
+        goOn()
+      })
+      .then((recorded) => recorded?.caughtUp)
+      .finally(() => all.leave(place))
     const place = all.join(done)
   }
 

@@ -26,7 +26,7 @@ export function createBatcher<Item, Result>(options: {
   /** Whose an item is. Owners take turns, so that none waits for everything that another has brought. */
   owner?: (item: Item) => string
   patienceMs?: number
-  /** Batches begin at least so long after each other, unless `enough` items wait, or one that `isUrgent`. */
+  /** Batches begin at least so long after each other, unless `enough` items wait, or one that `isUrgent`, or the last one was full. */
   gather?: { ms: number; enough: number; isUrgent: (item: Item) => boolean }
   run: (items: Item[]) => Promise<Result[]>
 }): (item: Item) => Promise<Result> {

@@ -1,9 +1,26 @@
 import type { Pool } from '../db/open.ts'
 import { retried } from '../db/retried.ts'
+import type { Log } from '../log.ts'
+import { createBatcher } from './batch.ts'
 import type { Claim } from './claim.ts'
 import { replayAsRequested } from './replay.ts'
 
 type Failed = Pick<Claim, 'tenantId' | 'endpointId' | 'url' | 'deliveryId'>
+
+/** How many are caught up with in turn. Tenants share this, so that none waits for all of another's replays. */
+const MAX_BATCH = 50
+
+/** Catches up with attempts in batches. Never rejects: replays that are left over are carried out by the sweep. */
+export function createCatchUp(pool: Pool, log: Log): (failed: Failed) => Promise<null> {
+  return createBatcher<Failed, null>({
+    max: MAX_BATCH,
+    owner: ({ tenantId }) => tenantId,
+    async run(failed) {
+      await catchUp(pool, failed).catch((error: unknown) => log.error({ err: error }, 'record.not_caught_up'))
+      return failed.map(() => null)
+    },
+  })
+}
 
 /**
  * To be called once failed attempts are recorded: what was asked for or changed while they ran must not wait for their backoff. Replays of

@@ -10,7 +10,13 @@ import { createLog } from '../../src/log.ts'
 async function make(
   count: number,
   told: Partial<Lanes>,
-  { held = false, look = () => {}, startAt = null as number | null } = {},
+  {
+    held = false,
+    look = () => {},
+    startAt = null as number | null,
+    caughtUp = undefined as Promise<null> | undefined,
+    freeSlot = () => {},
+  } = {},
 ): Promise<number> {
   const log = createLog('silent')
   const { signal } = new AbortController()
@@ -22,7 +28,7 @@ async function make(
     inHand,
     async deliver() {
       look()
-      return { settled: true, nextAttemptAt: null, held }
+      return { settled: true, nextAttemptAt: null, held, caughtUp }
     },
     onRoom: () => rooms++,
     closing: signal,
@@ -30,7 +36,7 @@ async function make(
   })
   for (let nth = 0; nth < count; nth++) {
     const claim = { tenantId: 'acme', endpointId: 'one', startAt, hand: null, underWay: null } as unknown as Claim
-    inHand.take(claim, () => () => {})
+    inHand.take(claim, () => freeSlot)
     attempts.start(claim)
   }
   await Promise.all([...attempts.all])
@@ -75,4 +81,18 @@ test('an attempt that is late for its time slot by more than half a second is no
     await make(1, {}, { look: () => attempts++, startAt: now - late })
     assert.equal(attempts, made)
   }
+})
+
+test('an attempt that has failed has no slot while it is caught up with, but is not over before', async () => {
+  const { promise: caughtUp, resolve } = Promise.withResolvers<null>()
+  const { promise: isFree, resolve: freeSlot } = Promise.withResolvers<void>()
+  let isOver = false
+  const made = make(1, {}, { caughtUp, freeSlot }).then(() => {
+    isOver = true
+  })
+  await isFree
+  await new Promise((resolve) => setImmediate(resolve))
+  assert.equal(isOver, false)
+  resolve(null)
+  await made
 })

@@ -91,7 +91,7 @@ test('what arrives while a batch runs is the next batch', async () => {
   assert.deepEqual(sizes, [1, 3])
 })
 
-test('after a batch that took long, what waits is joined by what comes next', async () => {
+test('after a batch that took long, what waits is joined by what comes next', { timeout: 15_000 }, async () => {
   const { submit, sizes, release } = squaring({ hold: true })
   const begun = performance.now()
   const first = submit(1)

@@ -6,7 +6,9 @@ import { createClaim } from '../../src/flow/claim-due.ts'
 import { insistOn } from '../../src/flow/record.ts'
 import type { AttemptRecord } from '../../src/flow/settle.ts'
 import { createLog } from '../../src/log.ts'
+import { createBoss, stopBoss } from '../../src/queue.ts'
 import { createAttempt } from '../support/attempts.ts'
+import { cleanUp } from '../support/cleanup.ts'
 import { createDatabase, insertEndpoint, lock, waitingForLocks } from '../support/database.ts'
 import { assertBooks, publishMany, standingOf } from '../support/deliveries.ts'
 import { waitFor } from '../support/wait.ts'
@@ -44,9 +46,54 @@ test('an attempt is stored though its endpoint’s breaker cannot be moved; the 
 test('an attempt that has failed is stored though what was asked for meanwhile cannot be attended to', async (t) => {
   const { url, sql, pool, claims } = await startOpen(t)
   await sql.text('alter table waybill.replay_requests rename to gone')
-  const { settled, nextAttemptAt } = await createAttempt(pool, url)(claims[0], 503)
+  const { settled, nextAttemptAt, caughtUp } = await createAttempt(pool, url)(claims[0], 503)
   assert.equal(settled, true)
   assert.ok(nextAttemptAt instanceof Date)
+  await caughtUp
+})
+
+/** Three claims, each of another endpoint. */
+async function startThree(t: TestContext) {
+  const database = await createDatabase(t)
+  const { url, sql, openPool } = database
+  for (const type of ['a', 'b', 'c']) {
+    await insertEndpoint(sql, { types: [type] })
+    await publishMany(sql, 'acme', 1, type)
+  }
+  const pool = openPool({ max: 4 })
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 3 })
+  return { ...database, claims: send as [Claim, Claim, Claim], attempt: createAttempt(pool, url) }
+}
+
+test('nobody’s record waits until what was asked for during attempts is attended to', {
+  timeout: 15_000,
+}, async (t) => {
+  const { newSession, claims, attempt } = await startThree(t)
+  const unlock = await lock(newSession(), 'waybill.replay_requests in access exclusive mode')
+  const { settled, caughtUp } = await attempt(claims[0], 503)
+  assert.equal(settled, true)
+  assert.equal((await attempt(claims[1], 503)).settled, true)
+  assert.equal((await attempt(claims[2], 200)).settled, true)
+  let isCaughtUp = false
+  const catchingUp = caughtUp?.then(() => {
+    isCaughtUp = true
+  })
+  await new Promise((resolve) => setImmediate(resolve))
+  assert.equal(isCaughtUp, false)
+  await unlock()
+  await catchingUp
+})
+
+test('what was delivered is recorded although the record of a failure has to wait', { timeout: 15_000 }, async (t) => {
+  const { sql, newSession, claims, attempt } = await startThree(t)
+  const settling = newSession()
+  await settling`begin`
+  await settling`select from pgboss.job where id = ${claims[0].deliveryId} for update`
+  const failed = attempt(claims[0], 503)
+  await waitFor(() => waitingForLocks(sql), { what: 'it to wait', intervalMs: 5 })
+  assert.equal((await attempt(claims[1], 200)).settled, true)
+  await settling`commit`
+  assert.equal((await failed).settled, true)
 })
 
 test('whether an attempt counts is unknown where an earlier try to record it was not answered', async () => {
@@ -232,3 +279,18 @@ for (const [who, slots, atOnce] of [
     for (const claim of claims) assert.ok((await attempt({ ...claim, atOnce }, 200)).settled)
     assert.equal(statements(), 3)
   })
+
+test('what was not sent, and so has kept its slot, is recorded at once', { timeout: 15_000 }, async (t) => {
+  const { url, sql, openPool } = await createDatabase(t)
+  await insertEndpoint(sql)
+  await publishMany(sql, 'acme', 2)
+  const pool = openPool({ max: 2 })
+  const { send } = await createClaim(pool, 0)({ kind: 'first', thorough: true, max: 2 })
+  const boss = createBoss(url, createLog('silent'))
+  await boss.start()
+  cleanUp(t, () => stopBoss(boss))
+  const now = performance.now()
+  t.mock.method(performance, 'now', () => now)
+  const attempt = createAttempt(pool, url, { boss, slots: 200 })
+  for (const claim of send) assert.ok((await attempt(claim, null)).settled)
+})
