@@ -178,7 +178,7 @@ test('what fails while an older delivery of an ordered endpoint waits for its re
   const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 2 })
   await sql`update waybill.endpoints set ordered = true`
   const attempt = createAttempt(pool, url)
-  for (const claim of send) await attempt(claim, 500)
+  for (const claim of send) await (await attempt(claim, 500)).caughtUp
   const jobs = await sql`select start_after <= now() as is_due from pgboss.job where name = 'deliveries' order by id`
   assert.deepEqual([...jobs], [{ is_due: false }, { is_due: true }])
 })

@@ -171,9 +171,9 @@ const CASES: Record<string, [table: string, column: string, prepare: (sql: Pool)
       async (sql) => {
         await insertSixBundles(sql)
         const { send } = await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 100 })
-        const attempt = createAttempt(sql, '', { boss: null as never })
+        const attempt = createAttempt(sql, '', { boss: { insert: async () => null } as never })
         const [last, ...others] = send.toSorted((one, other) => (one.bundle! < other.bundle! ? 1 : -1))
-        return () => Promise.all([attempt(last!, 503), ...others.map((claim) => attempt(claim, 200))])
+        return () => Promise.all([attempt(last!, 503), ...others.map((claim) => attempt(claim, 410))])
       },
     ],
   }

@@ -3,6 +3,7 @@ import type { Outcome } from '../../src/egress/send.ts'
 import type { Claim } from '../../src/flow/claim.ts'
 import type { EndpointRules } from '../../src/flow/observe.ts'
 import { createRecord, type Recorded } from '../../src/flow/record.ts'
+import { judge } from '../../src/flow/verdict.ts'
 import { createLog } from '../../src/log.ts'
 import { createBoss } from '../../src/queue.ts'
 
@@ -28,20 +29,17 @@ export function createAttempt(
   const record = createRecord({ pool, boss, log, rules, slots })
   return (claim, statusCode, more) => {
     if (statusCode === null) return record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
-    return record({
-      claim,
-      outcome: {
-        startedAt: performance.now(),
-        durationMs: 1,
-        statusCode,
-        error: statusCode === 200 ? null : 'http_status',
-        errorMessage: null,
-        responseBody: '',
-        responseTruncated: false,
-        retryAfter: null,
-        ...more,
-      },
-      verdict: statusCode === 200 ? { kind: 'delivered' } : { kind: 'failed', notBeforeSeconds: 0 },
-    })
+    const outcome: Outcome = {
+      startedAt: performance.now(),
+      durationMs: 1,
+      statusCode,
+      error: statusCode === 200 ? null : 'http_status',
+      errorMessage: null,
+      responseBody: '',
+      responseTruncated: false,
+      retryAfter: null,
+      ...more,
+    }
+    return record({ claim, outcome, verdict: judge(outcome, new Date()) })
   }
 }
