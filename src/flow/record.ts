@@ -40,7 +40,8 @@ const ENOUGH = 32
 /**
  * Records attempts in batches: finishes or fails their jobs, stores the attempts, deliveries and counters of those whose
  * claim was still valid, then does whatever follows for their endpoints. A worker whose claims were taken back changes nothing.
- * What was delivered is recorded by one statement, and waits for nothing else: all others take a transaction of several.
+ * If all were delivered, as is usual, this is one statement; else one transaction. Successes and failures of an endpoint share a batch,
+ * since failures count as in a row where no success is recorded with them.
  */
 export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRules; slots: number; log: Log }) {
   const { pool, boss, rules } = deps
@@ -77,42 +78,39 @@ export function createRecord(deps: { pool: Pool; boss: PgBoss; rules: EndpointRu
     })
   }
 
-  const inBatches = (record: (attempts: AttemptRecord[]) => Promise<Stored>) =>
-    createBatcher<AttemptRecord, Recorded>({
-      max: MAX_BATCH,
-      gather: {
-        ms: GATHER_MS,
-        enough: Math.min(ENOUGH, deps.slots),
-        // The endpoint's next attempt may have to wait for this one's record. What was not sent has kept its slot.
-        isUrgent: ({ claim, outcome }) => outcome === null || linesUp(claim),
-      },
-      async run(attempts) {
-        const { results, endpoints, changes } = await record(attempts).catch(async (error: unknown) => {
+  return createBatcher<AttemptRecord, Recorded>({
+    max: MAX_BATCH,
+    gather: {
+      ms: GATHER_MS,
+      enough: Math.min(ENOUGH, deps.slots),
+      // The endpoint's next attempt may have to wait for this one's record. What was not sent has kept its slot.
+      isUrgent: ({ claim, outcome }) => outcome === null || linesUp(claim),
+    },
+    async run(attempts) {
+      const allDelivered = attempts.every(({ verdict }) => verdict.kind === 'delivered')
+      const { results, endpoints, changes } = await (allDelivered ? recordDelivered : recordAny)(attempts).catch(
+        async (error: unknown) => {
           // This kept their jobs locked all that time, so that they could not be touched.
           const claims = attempts.map(({ claim }) => claim)
           if (isTooSlow(error)) await touch(pool, claims).catch(() => {})
           throw error
-        })
-        for (const change of changes) deps.log.warn(change, 'endpoint.state_changed')
-        const byClaim = new Map(results.map((result) => [result.claim, result]))
-        const holding = new Set(endpoints.filter(({ held }) => held > 0).map((endpoint) => endpoint.endpoint_id))
-        return attempts.map(({ claim, verdict }) => {
-          const result = byClaim.get(claim)
-          const hasFailed = verdict.kind === 'failed' || verdict.kind === 'gone'
-          return {
-            settled: result !== undefined,
-            nextAttemptAt: result?.nextAttemptAt ?? null,
-            held: holding.has(claim.endpointId),
-            caughtUp: result && hasFailed ? catchUp(claim) : undefined,
-          }
-        })
-      },
-    })
-  const delivered = inBatches(recordDelivered)
-  const others = inBatches(recordAny)
-
-  return (attempt: AttemptRecord): Promise<Recorded> =>
-    attempt.verdict.kind === 'delivered' ? delivered(attempt) : others(attempt)
+        },
+      )
+      for (const change of changes) deps.log.warn(change, 'endpoint.state_changed')
+      const byClaim = new Map(results.map((result) => [result.claim, result]))
+      const holding = new Set(endpoints.filter(({ held }) => held > 0).map((endpoint) => endpoint.endpoint_id))
+      return attempts.map(({ claim, verdict }) => {
+        const result = byClaim.get(claim)
+        const hasFailed = verdict.kind === 'failed' || verdict.kind === 'gone'
+        return {
+          settled: result !== undefined,
+          nextAttemptAt: result?.nextAttemptAt ?? null,
+          held: holding.has(claim.endpointId),
+          caughtUp: result && hasFailed ? catchUp(claim) : undefined,
+        }
+      })
+    },
+  })
 }
 
 type RecordAttempt = ReturnType<typeof createRecord>

@@ -84,18 +84,6 @@ test('nobody’s record waits until what was asked for during attempts is attend
   await catchingUp
 })
 
-test('what was delivered is recorded although the record of a failure has to wait', { timeout: 15_000 }, async (t) => {
-  const { sql, newSession, claims, attempt } = await startThree(t)
-  const settling = newSession()
-  await settling`begin`
-  await settling`select from pgboss.job where id = ${claims[0].deliveryId} for update`
-  const failed = attempt(claims[0], 503)
-  await waitFor(() => waitingForLocks(sql), { what: 'it to wait', intervalMs: 5 })
-  assert.equal((await attempt(claims[1], 200)).settled, true)
-  await settling`commit`
-  assert.equal((await failed).settled, true)
-})
-
 test('whether an attempt counts is unknown where an earlier try to record it was not answered', async () => {
   const settledAfter = async (...answers: (Error | boolean)[]) => {
     const record = insistOn(async () => {
@@ -111,6 +99,19 @@ test('whether an attempt counts is unknown where an earlier try to record it was
     true,
     null,
   ])
+})
+
+test('failures that are recorded with successes are not in a row, and keep no breaker from closing', async (t) => {
+  const { url, sql, openPool } = await createDatabase(t)
+  const endpoint = await insertEndpoint(sql)
+  await publishMany(sql, 'acme', 8)
+  const pool = openPool({ max: 2 })
+  const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 8 })
+  await sql`update waybill.endpoint_stats set breaker = 'half_open', ramp = 20, held = 50`
+  const attempt = createAttempt(pool, url)
+  await Promise.all(send.map((claim, nth) => attempt(claim, nth < 4 ? 503 : 200)))
+  const { breaker, failed_probes } = await standingOf(sql, endpoint)
+  assert.deepEqual({ breaker, failed_probes }, { breaker: 'closed', failed_probes: 0 })
 })
 
 for (const [what, burst, opens] of [

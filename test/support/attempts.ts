@@ -19,7 +19,7 @@ const PATIENT: EndpointRules = {
 
 /**
  * Records attempts as a worker does, as if they had been answered with the given status, or with null as if the month had not allowed
- * them; of what is called in one turn, what is delivered is one batch and the rest another, and with one slot it is recorded at once. A dead letter needs a `boss` that has been started.
+ * them; what is called in one turn is one batch, and with one slot is recorded at once. A dead letter needs a `boss` that has been started.
  */
 export function createAttempt(
   pool: Pool,
