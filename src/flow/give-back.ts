@@ -43,8 +43,8 @@ export function fromClaims(claims: ClaimedJob[]): Fragment {
 
 /**
  * Undoes claims, and takes their attempts off the month's count. Those that have lapsed are left alone. The deliveries are due at
- * once or, if `seconds` are given, as retries, at a random moment of the last of these. Either all have been counted or none. Not one transaction: its
- * lock on the tenant's count would keep all claims of the tenant waiting for this process's next word.
+ * once or, if `seconds` are given, as retries, at a random moment of the last of these. Either all have been counted or none. Not one
+ * transaction: its lock on the tenant's count would keep all claims of the tenant waiting for this process's next word.
  */
 export async function unclaim(pool: Pool, claims: Claim[], seconds: number | null = null): Promise<void> {
   const own = await unbundle(pool, claims)

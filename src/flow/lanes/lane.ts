@@ -90,8 +90,8 @@ export function end(
 }
 
 /**
- * By how many it is busy beyond what it is trusted with. What waits for a slot of another endpoint is not stuck in one, nor is what arrives without
- * one. An idle lane's window is left to age, so that the lane can be dropped.
+ * By how many it is busy beyond what it is trusted with. What waits for a slot of another endpoint is not stuck in one, nor is what
+ * arrives without one. An idle lane's window is left to age, so that the lane can be dropped.
  */
 export function stuckIn(lane: Lane, now: number): number {
   const count = lane.turn && taken(lane, now) === 0 ? 0 : taken(lane, now) + lane.waiting.length
