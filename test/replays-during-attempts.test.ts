@@ -1,8 +1,11 @@
 import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
 import { type TestContext, test } from 'node:test'
+import { createCatchUp } from '../src/flow/catch-up.ts'
 import { createLog } from '../src/log.ts'
 import { startSweep } from '../src/upkeep/sweep.ts'
 import { cleanUp } from './support/cleanup.ts'
+import { createDatabase, lock } from './support/database.ts'
 import { gate, type Reply, startReceiver } from './support/receiver.ts'
 import { startService, startTenant } from './support/service.ts'
 import { waitFor } from './support/wait.ts'
@@ -147,4 +150,24 @@ test('what is replayed while it is a probe is the next probe at once if that fai
   await receiver.until(3)
   await until('delivered')
   assert.equal((await sql`select from waybill.attempts`).length, 3)
+})
+
+test('of failed attempts that wait to be caught up with, no more than five hundred are kept', {
+  timeout: 15_000,
+}, async (t) => {
+  const { newSession, openPool } = await createDatabase(t)
+  const unlock = await lock(newSession(), 'waybill.replay_requests in access exclusive mode')
+  const catchUp = createCatchUp(openPool(), createLog('silent'))
+  let caughtUp = 0
+  const fail = () =>
+    catchUp({ tenantId: 'acme', endpointId: randomUUID(), url: 'http://x', deliveryId: randomUUID() }).then(() => {
+      caughtUp++
+    })
+  const kept = Array.from({ length: 500 }, fail)
+  await fail()
+  assert.equal(caughtUp, 1)
+  await unlock()
+  await Promise.all(kept)
+  assert.equal(caughtUp, 501)
+  await fail()
 })

@@ -9,10 +9,13 @@ type Failed = Pick<Claim, 'tenantId' | 'endpointId' | 'url' | 'deliveryId'>
 
 /** How many are caught up with in turn. Tenants share this, so that none waits for all of another's replays. */
 const MAX_BATCH = 50
+/** How many may wait for that, each with its claim and payload in memory. */
+const MAX_WAITING = 500
 
-/** Catches up with attempts in batches. Never rejects: replays that are left over are carried out by the sweep. */
-export function createCatchUp(pool: Pool, log: Log): (failed: Failed) => Promise<null> {
-  return createBatcher<Failed, null>({
+/** Catches up with attempts in batches. Never rejects: what fails, or is too much, is left to the sweep. */
+export function createCatchUp(pool: Pool, log: Log): (failed: Failed) => Promise<void> {
+  let waiting = 0
+  const inBatches = createBatcher<Failed, null>({
     max: MAX_BATCH,
     owner: ({ tenantId }) => tenantId,
     async run(failed) {
@@ -20,6 +23,12 @@ export function createCatchUp(pool: Pool, log: Log): (failed: Failed) => Promise
       return failed.map(() => null)
     },
   })
+  return async (failed) => {
+    if (waiting === MAX_WAITING) return
+    waiting++
+    await inBatches(failed)
+    waiting--
+  }
 }
 
 /**

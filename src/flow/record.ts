@@ -26,7 +26,7 @@ export type Recorded = {
   /** Whether the endpoint has deliveries that are held. */
   held: boolean
   /** For an attempt that has failed: resolves once it is caught up with (flow/catch-up.ts), which may take long. Never rejects. */
-  caughtUp?: Promise<null> | undefined
+  caughtUp?: Promise<void> | undefined
 }
 
 const MAX_BATCH = 200

@@ -14,7 +14,7 @@ async function make(
     held = false,
     look = () => {},
     startAt = null as number | null,
-    caughtUp = undefined as Promise<null> | undefined,
+    caughtUp = undefined as Promise<void> | undefined,
     freeSlot = () => {},
   } = {},
 ): Promise<number> {
@@ -84,7 +84,7 @@ test('an attempt that is late for its time slot by more than half a second is no
 })
 
 test('an attempt that has failed has no slot while it is caught up with, but is not over before', async () => {
-  const { promise: caughtUp, resolve } = Promise.withResolvers<null>()
+  const { promise: caughtUp, resolve } = Promise.withResolvers<void>()
   const { promise: isFree, resolve: freeSlot } = Promise.withResolvers<void>()
   let isOver = false
   const made = make(1, {}, { caughtUp, freeSlot }).then(() => {
@@ -93,6 +93,6 @@ test('an attempt that has failed has no slot while it is caught up with, but is 
   await isFree
   await new Promise((resolve) => setImmediate(resolve))
   assert.equal(isOver, false)
-  resolve(null)
+  resolve()
   await made
 })
