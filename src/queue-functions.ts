@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import type { PgBoss, Db as QueueDb } from 'pg-boss'
-import { DELIVERIES } from './queue.ts'
+import { DEAD_LETTERS, DELIVERIES } from './queue.ts'
 
 /**
  * The text that makes what pg-boss does callable from our functions, so that publishing, claiming and recording are one round trip each
@@ -45,7 +45,8 @@ function enqueueNew(table: string): string {
 }
 
 /**
- * pg-boss's own statements as functions, for our functions to call: `enqueue` takes jobs as JSON; `fetch_due` the bounds of their
+ * pg-boss's own statements as functions, for our functions to call: `enqueue` and `enqueue_dead_letters`
+ * take jobs as JSON; `fetch_due` the bounds of their
  * priorities and how many; `finish_jobs` and `fail_jobs` the queue, the jobs' ids and their fences (`id:retry count`), the latter
  * with what went wrong before the fences.
  *
@@ -57,6 +58,7 @@ function enqueueNew(table: string): string {
  */
 async function callables(boss: PgBoss): Promise<string> {
   const enqueue = await capture((db) => boss.insert(DELIVERIES, [], { db }))
+  const bury = await capture((db) => boss.insert(DEAD_LETTERS, [], { db }))
   const finish = await capture((db) => boss.deleteJob(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], { db }))
   const fail = await capture((db) => boss.fail(DELIVERIES, [{ id: randomUUID(), retryCount: 0 }], null, { db }))
   const { rows } = await boss.getDb().executeSql("select current_setting('server_version_num')::int >= 170000 as yes")
@@ -78,6 +80,11 @@ async function callables(boss: PgBoss): Promise<string> {
     #variable_conflict use_column
     begin
       ${enqueue};
+    end $callable$;
+    create or replace function waybill.enqueue_dead_letters(jobs text) returns void language plpgsql as $callable$
+    #variable_conflict use_column
+    begin
+      ${bury};
     end $callable$;
     create or replace function waybill.fetch_due(int, int, int) returns table (id uuid, data jsonb, retry_count int, priority int) language plpgsql
     set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off

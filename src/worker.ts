@@ -62,7 +62,7 @@ export async function startWorker(deps: {
   const deliver = createDeliver({
     sender: deps.sender,
     withPayload: createPayloads({ pool, closing: closing.signal, log }),
-    record: insistOn(createRecord({ pool, boss, rules, slots: deps.concurrency, log }), log),
+    record: insistOn(createRecord({ pool, rules, slots: deps.concurrency, log }), log),
     keyOf: cacheKeys(deps.secretBox),
     headerPrefix: deps.headerPrefix,
     userAgent: deps.userAgent,

@@ -258,11 +258,11 @@ suite('bundles', { concurrency: 2 }, () => {
   })
 
   test('a bundle of which something was recorded was touched', async (t) => {
-    const { sql, databaseUrl, publish, claim, pool } = await start(t)
+    const { sql, publish, claim, pool } = await start(t)
     await publish(3)
     const { send } = await claim({ kind: 'first', thorough: true, max: 100 })
     await sql`update pgboss.job set heartbeat_on = now() - interval '8 seconds' where name = 'deliveries'`
-    await createAttempt(pool, databaseUrl)(send[0] as Claim, 200)
+    await createAttempt(pool)(send[0] as Claim, 200)
     const [bundle] = await jobs(sql)
     assert.deepEqual(
       bundle?.ids,
@@ -351,9 +351,9 @@ suite('bundles', { concurrency: 2 }, () => {
   })
 
   test('of deliveries whose bundle a worker has lost, and claimed again, only the second attempts are stored', async (t) => {
-    const { sql, databaseUrl, publish, claim, pool } = await start(t)
+    const { sql, publish, claim, pool } = await start(t)
     await publish(6)
-    const attempt = createAttempt(pool, databaseUrl)
+    const attempt = createAttempt(pool)
     const [recorded, ...lapsed] = (await claim({ kind: 'first', thorough: true, max: 10 })).send as [Claim, ...Claim[]]
     assert.equal((await attempt(recorded, 200)).settled, true)
     await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds' where name = 'deliveries'`
@@ -396,11 +396,11 @@ suite('bundles', { concurrency: 2 }, () => {
   })
 
   test('what is delivered and replayed while others of its bundle are under way is queued by itself', async (t) => {
-    const { databaseUrl, publish, claim, pool, tenant } = await start(t)
+    const { publish, claim, pool, tenant } = await start(t)
     await publish(3)
     const { send } = await claim({ kind: 'first', thorough: true, max: 10 })
     const { deliveryId } = send[0] as Claim
-    await createAttempt(pool, databaseUrl)(send[0] as Claim, 200)
+    await createAttempt(pool)(send[0] as Claim, 200)
     assert.equal((await tenant.call('POST', `/v1/deliveries/${deliveryId}/replay`)).status, 202)
     assert.deepEqual(
       (await claim({ kind: 'first', thorough: true, max: 10 })).send.map((again) => [

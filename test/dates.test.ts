@@ -88,12 +88,12 @@ suite('what waits for others is dated after them', () => {
 })
 
 test('an attempt is dated by the database’s clock, wherever this machine’s own stands', async (t) => {
-  const { sql, databaseUrl, tenant } = await start(t)
+  const { sql, tenant } = await start(t)
   await tenant.createEndpoint('http://127.0.0.1:9/')
   await publishMany(sql, tenant.tenantId, 1)
   const [claim] = (await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 1 })).send
   // As if it was an hour ahead.
-  await createAttempt(sql, databaseUrl)({ ...claim!, clockOffsetMs: claim!.clockOffsetMs + 3_600_000 }, 200)
+  await createAttempt(sql)({ ...claim!, clockOffsetMs: claim!.clockOffsetMs + 3_600_000 }, 200)
   const [attempt] =
     await sql`select round(extract(epoch from started_at - now()) / 60)::int as minutes from waybill.attempts`
   assert.equal(attempt!.minutes, 60)

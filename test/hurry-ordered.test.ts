@@ -171,13 +171,13 @@ test('nor does one whose URL is changed while that failure is being recorded', a
 })
 
 test('what fails while an older delivery of an ordered endpoint waits for its retry leaves that its time', async (t) => {
-  const { url, sql, openPool } = await createDatabase(t)
+  const { sql, openPool } = await createDatabase(t)
   await insertEndpoint(sql)
   await publishMany(sql, 'acme', 2)
   const pool = openPool({ max: 2 })
   const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 2 })
   await sql`update waybill.endpoints set ordered = true`
-  const attempt = createAttempt(pool, url)
+  const attempt = createAttempt(pool)
   for (const claim of send) await (await attempt(claim, 500)).caughtUp
   const jobs = await sql`select start_after <= now() as is_due from pgboss.job where name = 'deliveries' order by id`
   assert.deepEqual([...jobs], [{ is_due: false }, { is_due: true }])

@@ -165,13 +165,24 @@ const CASES: Record<string, [table: string, column: string, prepare: (sql: Pool)
           ${claims.map(({ id }) => id)}::uuid[], true)`
       },
     ],
+    'what is recorded as not made': [
+      'pgboss.job',
+      'id',
+      async (sql) => {
+        await insertEndpoint(sql)
+        for (let nth = 0; nth < 6; nth++) await publishMany(sql, 'acme', 1)
+        const { send } = await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 100 })
+        const attempt = createAttempt(sql)
+        return () => Promise.all(send.toReversed().map((claim) => attempt(claim, null)))
+      },
+    ],
     'what is recorded, if some have failed': [
       'pgboss.job',
       'id',
       async (sql) => {
         await insertSixBundles(sql)
         const { send } = await createClaim(sql, 1e9)({ kind: 'first', thorough: true, max: 100 })
-        const attempt = createAttempt(sql, '', { boss: { insert: async () => null } as never })
+        const attempt = createAttempt(sql)
         const [last, ...others] = send.toSorted((one, other) => (one.bundle! < other.bundle! ? 1 : -1))
         return () => Promise.all([attempt(last!, 503), ...others.map((claim) => attempt(claim, 410))])
       },

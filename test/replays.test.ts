@@ -209,7 +209,7 @@ async function startTaking(t: TestContext) {
     boss,
     claim: await claim(),
     claimAgain: claim,
-    attempt: createAttempt(pool, url),
+    attempt: createAttempt(pool),
     replay: async () => assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202),
     take: () => takeDeadLetters(pool, boss, log),
     standing,

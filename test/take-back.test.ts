@@ -275,7 +275,7 @@ for (const [lapsed, current, firstToEnd] of [
   [500, 500, 'second'],
 ] as const)
   test(`of a delivery that a worker has claimed twice, only the second attempt is stored (${lapsed}, then ${current}; the ${firstToEnd} ends first)`, async (t) => {
-    const { databaseUrl: url, sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
+    const { sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
     await tenant.createEndpoint('http://127.0.0.1:9/never')
     // One by one: what is published together shares a job.
     for (let n = 0; n < 3; n++) await publishMany(sql, tenant.tenantId, 1)
@@ -288,7 +288,7 @@ for (const [lapsed, current, firstToEnd] of [
     const [second] = [...(await due('first')), ...(await due('retry'))] as [Claim]
     assert.equal(second.deliveryId, first.deliveryId)
 
-    const attempt = createAttempt(pool, url)
+    const attempt = createAttempt(pool)
     const inOrder = [() => attempt(first, lapsed), () => attempt(second, current)]
     if (firstToEnd === 'second') inOrder.reverse()
     // The first one is alone; what comes meanwhile is one batch.
@@ -414,12 +414,12 @@ test('an attempt that lost its worker is shown also when the month has no other 
 })
 
 test('who records late that the month allowed no attempt leaves alone the replay that has been claimed since', async (t) => {
-  const { databaseUrl, sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
+  const { sql, openPool, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   const [id] = (await tenant.publish()).delivery_ids
   const pool = openPool({ max: 2 })
   const claim = createClaim(pool, 1e9)
-  const attempt = createAttempt(pool, databaseUrl)
+  const attempt = createAttempt(pool)
   const claimOne = async () => (await claim({ kind: 'first', thorough: true, max: 1 })).send[0] as Claim
 
   await sql`update waybill.tenants set limits = '{"monthly_attempts": 0}'`
@@ -441,11 +441,10 @@ test('who records late that the month allowed no attempt leaves alone the replay
 })
 
 test('nobody takes back what the month allowed no attempt while that is being recorded', async (t) => {
-  const { databaseUrl: url, sql, openPool, newSession, tenant } = await startTenant(t, { mode: 'api' })
+  const { sql, openPool, newSession, tenant } = await startTenant(t, { mode: 'api' })
   await tenant.createEndpoint('http://127.0.0.1:9/never')
   for (let i = 0; i < 2; i++) await tenant.publish()
   const pool = openPool({ patienceMs: 60_000 })
-  const boss = await startBoss(t, url)
   await sql`update waybill.tenants set limits = '{"monthly_attempts": 1}'`
   const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 2 })
   const [failed, forbidden] = send as [Claim, Claim]
@@ -460,7 +459,7 @@ test('nobody takes back what the month allowed no attempt while that is being re
     await released
   })
   await locked
-  const attempt = createAttempt(pool, url, { boss })
+  const attempt = createAttempt(pool)
   const recorded = Promise.all([attempt(failed, 500), attempt(forbidden, null)])
   await waitFor(() => waitingForLocks(sql))
   const back = await sql`select delivery_id from waybill.take_back('10 seconds', 3, 5, 10, true)`

@@ -1,66 +1,39 @@
 import type { Db } from '../db/open.ts'
 import { announce } from './announce.ts'
 import { type Breaker, type BreakerRules, nextBreaker } from './breaker.ts'
-import type { Result } from './settle.ts'
-
-/** An endpoint's statistics as the batch has left them. */
-export type EndpointStats = {
-  tenant_id: string
-  endpoint_id: string
-  held: number
-  failure_streak: number
-  /** From the start of the streak's first attempt to that of the last failed one: after an outage they are recorded much later. */
-  failing_seconds: number
-  breaker: Breaker['state']
-  ramp: number | null
-  failed_probes: number
-  probing: string | null
-}
+import type { EndpointStats, Stored } from './store.ts'
 
 export type EndpointRules = BreakerRules & {
   /** An endpoint that has done nothing but fail for this long is set inactive; 0: never. */
   disableAfterSeconds: number
 }
 
+/** The endpoints for which attempts that were stored have consequences, as things stand: none that is well. */
+export const concerned = (stored: Stored, rules: EndpointRules): EndpointStats[] => [
+  ...new Set([...moves(stored, rules), ...doomed(stored, rules)].map(({ endpoint }) => endpoint)),
+]
+
 /**
- * Draws the consequences of a batch of attempts for its endpoints: moves their breakers, and sets those inactive that are gone
- * (410) or have failed for too long. The caller's transaction has locked their rows. Healthy endpoints cost nothing.
+ * Draws these consequences: moves the endpoints' breakers, and sets those inactive that are gone (410) or have failed for too long. To
+ * be called in a transaction.
  */
-export async function observeEndpoints(
-  sql: Db,
-  endpoints: EndpointStats[],
-  results: Result[],
-  rules: EndpointRules,
-): Promise<StateChange[]> {
-  const moved = moveBreakers(endpoints, results, rules)
-  if (moved.length > 0) await storeBreakers(sql, moved)
-  const changes = moved
-    .filter(({ endpoint, next }) => next.state !== endpoint.breaker)
-    .map(({ endpoint, next }) => change(endpoint, next.state))
-  const recovered = changes
-    .filter(({ to }) => to === 'closed')
-    .map(({ tenant_id, endpoint_id }) => ({ tenant_id, endpoint_id }))
-  await announce(sql, 'endpoint.recovered', recovered)
-  return [...changes, ...(await deactivate(sql, endpoints, results, rules))]
+export async function observe(sql: Db, stored: Stored, rules: EndpointRules): Promise<StateChange[]> {
+  const now = { results: stored.results, endpoints: await lock(sql, concerned(stored, rules)) }
+  return [...(await moveBreakers(sql, moves(now, rules))), ...(await deactivate(sql, doomed(now, rules)))]
 }
 
-/** How these endpoints stand now; their rows stay locked until the transaction ends. */
-export async function lockStats(sql: Db, known: EndpointStats[]): Promise<EndpointStats[]> {
-  return await sql<EndpointStats[]>`
-    select tenant_id, endpoint_id, held::float8, failure_streak, coalesce(extract(epoch from least(now(), last_failure_at) - failing_since), 0)::float8 as failing_seconds,
-      breaker, ramp, failed_probes, probing
-    from waybill.endpoint_stats
-    where (tenant_id, endpoint_id) in (select * from unnest(${known.map((row) => row.tenant_id)}::text[], ${known.map((row) => row.endpoint_id)}::uuid[]))
-    order by tenant_id, endpoint_id for update`
-}
-
-/** Whether these attempts would move a breaker, as things stand. */
-export const wouldMove = (endpoints: EndpointStats[], results: Result[], rules: EndpointRules): boolean =>
-  moveBreakers(endpoints, results, rules).length > 0
+/** How these endpoints stand by now; their rows stay locked until the transaction ends. */
+const lock = (sql: Db, known: EndpointStats[]) => sql<EndpointStats[]>`
+  select tenant_id, endpoint_id, held::float8, failure_streak, coalesce(extract(epoch from least(now(), last_failure_at) - failing_since), 0)::float8 as failing_seconds,
+    breaker, ramp, failed_probes, probing
+  from waybill.endpoint_stats
+  where (tenant_id, endpoint_id) in (select * from unnest(${known.map((row) => row.tenant_id)}::text[], ${known.map((row) => row.endpoint_id)}::uuid[]))
+  order by tenant_id, endpoint_id for update`
 
 type Move = { endpoint: EndpointStats; next: Breaker }
 
-function moveBreakers(endpoints: EndpointStats[], results: Result[], rules: EndpointRules): Move[] {
+/** The breakers that these attempts move, as things stand. */
+function moves({ results, endpoints }: Stored, rules: EndpointRules): Move[] {
   const suspects = endpoints.filter(
     (endpoint) => endpoint.breaker !== 'closed' || endpoint.failure_streak >= rules.failures,
   )
@@ -76,8 +49,8 @@ function moveBreakers(endpoints: EndpointStats[], results: Result[], rules: Endp
     const next = nextBreaker(
       now,
       {
-        successes: own.filter(({ ending }) => ending === 'delivered').length,
-        probeFailed: probe !== undefined && probe.outcome !== null && probe.ending !== 'delivered',
+        successes: own.filter(({ verdict }) => verdict.kind === 'delivered').length,
+        probeFailed: probe !== undefined && probe.outcome !== null && probe.verdict.kind !== 'delivered',
         probeUnmade: probe?.outcome === null,
         failureStreak: endpoint.failure_streak,
         // To the end of the last: what hangs fails for as long as that takes.
@@ -91,7 +64,8 @@ function moveBreakers(endpoints: EndpointStats[], results: Result[], rules: Endp
   })
 }
 
-async function storeBreakers(sql: Db, moved: Move[]): Promise<void> {
+async function moveBreakers(sql: Db, moved: Move[]): Promise<StateChange[]> {
+  if (moved.length === 0) return []
   await sql`
     update waybill.endpoint_stats s set breaker = m.breaker, ramp = m.ramp, failed_probes = m.failed_probes, probing = null,
       breaker_since = case when s.breaker = m.breaker then s.breaker_since when m.breaker <> 'closed' then now() end,
@@ -101,19 +75,23 @@ async function storeBreakers(sql: Db, moved: Move[]): Promise<void> {
       ${moved.map(({ next }) => next.failedProbes)}::int[], ${moved.map(({ next }) => next.probeInSeconds)}::float8[])
       as m (tenant_id, endpoint_id, breaker, ramp, failed_probes, probe_in)
     where s.tenant_id = m.tenant_id and s.endpoint_id = m.endpoint_id`
+  const changes = moved
+    .filter(({ endpoint, next }) => next.state !== endpoint.breaker)
+    .map(({ endpoint, next }) => change(endpoint, next.state))
+  const recovered = changes
+    .filter(({ to }) => to === 'closed')
+    .map(({ tenant_id, endpoint_id }) => ({ tenant_id, endpoint_id }))
+  await announce(sql, 'endpoint.recovered', recovered)
+  return changes
 }
 
 /** `url`: if not null, only as long as this is the endpoint's URL. */
 type Doomed = { endpoint: EndpointStats; reason: 'gone' | 'failing'; url: string | null }
 
-async function deactivate(
-  sql: Db,
-  endpoints: EndpointStats[],
-  results: Result[],
-  rules: EndpointRules,
-): Promise<StateChange[]> {
-  const gone = results.filter(({ ending }) => ending === 'endpoint_gone').map(({ claim }) => claim)
-  const doomed = endpoints.flatMap((endpoint): Doomed[] => {
+/** The endpoints that these attempts make inactive, as things stand. */
+function doomed({ results, endpoints }: Stored, rules: EndpointRules): Doomed[] {
+  const gone = results.filter(({ verdict }) => verdict.kind === 'gone').map(({ claim }) => claim)
+  return endpoints.flatMap((endpoint): Doomed[] => {
     const goneAt = gone.filter(({ endpointId }) => endpointId === endpoint.endpoint_id).map(({ url }) => url)
     if (goneAt.length > 0) return [...new Set(goneAt)].map((url) => ({ endpoint, reason: 'gone', url }))
     // Not by time alone: in a pause without attempts, or when the clock leaps, days pass between two failures.
@@ -123,16 +101,20 @@ async function deactivate(
       endpoint.failing_seconds >= rules.disableAfterSeconds
     return failed ? [{ endpoint, reason: 'failing', url: null }] : []
   })
-  if (doomed.length === 0) return []
+}
+
+async function deactivate(sql: Db, endpoints: Doomed[]): Promise<StateChange[]> {
+  if (endpoints.length === 0) return []
   const rows = await sql<{ tenant_id: string; endpoint_id: string; url: string; reason: string; since: Date }[]>`
     update waybill.endpoints p set is_active = false, inactive_reason = d.reason, inactive_since = now(), updated_at = clock_timestamp()
-    from unnest(${doomed.map(({ endpoint }) => endpoint.tenant_id)}::text[], ${doomed.map(({ endpoint }) => endpoint.endpoint_id)}::uuid[],
-      ${doomed.map(({ reason }) => reason)}::text[], ${doomed.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
+    from unnest(${endpoints.map(({ endpoint }) => endpoint.tenant_id)}::text[], ${endpoints.map(({ endpoint }) => endpoint.endpoint_id)}::uuid[],
+      ${endpoints.map(({ reason }) => reason)}::text[], ${endpoints.map(({ url }) => url)}::text[]) as d (tenant_id, endpoint_id, reason, url)
     where p.tenant_id = d.tenant_id and p.endpoint_id = d.endpoint_id and p.is_active and (d.url is null or p.url = d.url)
     returning p.tenant_id, p.endpoint_id, p.url, d.reason, p.inactive_since as since`
   await announce(sql, 'endpoint.disabled', rows)
   const disabled = new Set(rows.map((row) => row.endpoint_id))
-  return endpoints
+  const stats = new Set(endpoints.map(({ endpoint }) => endpoint))
+  return [...stats]
     .filter(({ endpoint_id }) => disabled.has(endpoint_id))
     .map((endpoint) => change(endpoint, 'inactive'))
 }

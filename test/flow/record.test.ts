@@ -4,11 +4,9 @@ import type { Pool } from '../../src/db/open.ts'
 import type { Claim } from '../../src/flow/claim.ts'
 import { createClaim } from '../../src/flow/claim-due.ts'
 import { insistOn } from '../../src/flow/record.ts'
-import type { AttemptRecord } from '../../src/flow/settle.ts'
+import type { AttemptRecord } from '../../src/flow/store.ts'
 import { createLog } from '../../src/log.ts'
-import { createBoss, stopBoss } from '../../src/queue.ts'
 import { createAttempt } from '../support/attempts.ts'
-import { cleanUp } from '../support/cleanup.ts'
 import { createDatabase, insertEndpoint, lock, waitingForLocks } from '../support/database.ts'
 import { assertBooks, publishMany, standingOf } from '../support/deliveries.ts'
 import { waitFor } from '../support/wait.ts'
@@ -31,11 +29,11 @@ async function startOpen(t: TestContext) {
 }
 
 test('an attempt is stored though its endpoint’s breaker cannot be moved; the next success moves it', async (t) => {
-  const { url, sql, pool, claims, breaker } = await startOpen(t)
+  const { sql, pool, claims, breaker } = await startOpen(t)
   await sql.text(`
     create function refuse() returns trigger language plpgsql as $$ begin raise 'it cannot be moved'; end $$;
     create trigger refuse before update on waybill.endpoint_stats for each row when (new.breaker <> old.breaker) execute function refuse()`)
-  const attempt = createAttempt(pool, url)
+  const attempt = createAttempt(pool)
   assert.equal((await attempt(claims[0], 200)).settled, true)
   assert.equal(await breaker(), 'open')
   await sql.text('drop trigger refuse on waybill.endpoint_stats')
@@ -44,9 +42,9 @@ test('an attempt is stored though its endpoint’s breaker cannot be moved; the 
 })
 
 test('an attempt that has failed is stored though what was asked for meanwhile cannot be attended to', async (t) => {
-  const { url, sql, pool, claims } = await startOpen(t)
+  const { sql, pool, claims } = await startOpen(t)
   await sql.text('alter table waybill.replay_requests rename to gone')
-  const { settled, nextAttemptAt, caughtUp } = await createAttempt(pool, url)(claims[0], 503)
+  const { settled, nextAttemptAt, caughtUp } = await createAttempt(pool)(claims[0], 503)
   assert.equal(settled, true)
   assert.ok(nextAttemptAt instanceof Date)
   await caughtUp
@@ -55,14 +53,14 @@ test('an attempt that has failed is stored though what was asked for meanwhile c
 /** Three claims, each of another endpoint. */
 async function startThree(t: TestContext) {
   const database = await createDatabase(t)
-  const { url, sql, openPool } = database
+  const { sql, openPool } = database
   for (const type of ['a', 'b', 'c']) {
     await insertEndpoint(sql, { types: [type] })
     await publishMany(sql, 'acme', 1, type)
   }
   const pool = openPool({ max: 4 })
   const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 3 })
-  return { ...database, claims: send as [Claim, Claim, Claim], attempt: createAttempt(pool, url) }
+  return { ...database, claims: send as [Claim, Claim, Claim], attempt: createAttempt(pool) }
 }
 
 test('nobody’s record waits until what was asked for during attempts is attended to', {
@@ -102,13 +100,13 @@ test('whether an attempt counts is unknown where an earlier try to record it was
 })
 
 test('failures that are recorded with successes are not in a row, and keep no breaker from closing', async (t) => {
-  const { url, sql, openPool } = await createDatabase(t)
+  const { sql, openPool } = await createDatabase(t)
   const endpoint = await insertEndpoint(sql)
   await publishMany(sql, 'acme', 8)
   const pool = openPool({ max: 2 })
   const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 8 })
   await sql`update waybill.endpoint_stats set breaker = 'half_open', ramp = 20, held = 50`
-  const attempt = createAttempt(pool, url)
+  const attempt = createAttempt(pool)
   await Promise.all(send.map((claim, nth) => attempt(claim, nth < 4 ? 503 : 200)))
   const { breaker, failed_probes } = await standingOf(sql, endpoint)
   assert.deepEqual({ breaker, failed_probes }, { breaker: 'closed', failed_probes: 0 })
@@ -120,14 +118,14 @@ for (const [what, burst, opens] of [
   ['a burst of failures by a clock that has since been set back', { ahead: 86_400_000 }, false],
 ] as const)
   test(`${what} opens ${opens ? 'a' : 'no'} breaker`, async (t) => {
-    const { url, sql, openPool } = await createDatabase(t)
+    const { sql, openPool } = await createDatabase(t)
     const endpoint = await insertEndpoint(sql)
     await publishMany(sql, 'acme', 12)
     const pool = openPool({ max: 2 })
     const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 12 })
     const [first, ...others] = send as [Claim, ...Claim[]]
     const rules = { failures: 10, seconds: 60, probeSeconds: 1, probeMaxSeconds: 1, cap: 5, disableAfterSeconds: 0 }
-    const attempt = createAttempt(pool, url, { rules })
+    const attempt = createAttempt(pool, { rules })
     const { startedAt = 0, durationMs = 1, ahead = 0 } = burst as { [name: string]: number }
     const fail = (claim: Claim) =>
       attempt({ ...claim, clockOffsetMs: claim.clockOffsetMs + ahead }, 503, {
@@ -144,7 +142,7 @@ for (const [what, burst, opens] of [
   })
 
 test('a success does not move a breaker that somebody else moves at the same time', async (t) => {
-  const { url, sql, newSession, pool, claims, breaker } = await startOpen(t)
+  const { sql, newSession, pool, claims, breaker } = await startOpen(t)
   const moving = newSession()
   const recordThen = async (parts: TemplateStringsArray, ...values: never[]) => {
     const rows = await pool(parts, ...values)
@@ -152,7 +150,7 @@ test('a success does not move a breaker that somebody else moves at the same tim
     await moving`update waybill.endpoint_stats set breaker = 'closed', breaker_since = null`
     return rows
   }
-  const attempt = createAttempt(Object.assign(recordThen, { begin: pool.begin }) as unknown as Pool, url)
+  const attempt = createAttempt(Object.assign(recordThen, { begin: pool.begin }) as unknown as Pool)
   const recorded = attempt(claims[0], 200)
   await waitFor(() => waitingForLocks(sql), { what: 'it to wait', intervalMs: 5 })
   await moving`commit`
@@ -161,17 +159,17 @@ test('a success does not move a breaker that somebody else moves at the same tim
 })
 
 test('what waits too long to be recorded is kept from lapsing', async (t) => {
-  const { url, sql, pool, claims } = await startOpen(t)
+  const { sql, pool, claims } = await startOpen(t)
   await sql`update pgboss.job set heartbeat_on = now() - interval '9 seconds'`
   const unlock = await lock(sql, 'waybill.attempts')
-  await assert.rejects(createAttempt(pool, url)(claims[0], 200), { code: '57014' })
+  await assert.rejects(createAttempt(pool)(claims[0], 200), { code: '57014' })
   await unlock()
   const kept = await sql`select id from pgboss.job where heartbeat_on > now() - interval '8 seconds'`
   assert.deepEqual([...kept], [{ id: claims[0].deliveryId }])
 })
 
 test('attempts are recorded although one of their deliveries has been changed meanwhile', async (t) => {
-  const { url, sql, newSession, openPool } = await createDatabase(t)
+  const { sql, newSession, openPool } = await createDatabase(t)
   await insertEndpoint(sql)
   await publishMany(sql, 'acme', 3)
   const pool = openPool({ max: 2 })
@@ -179,7 +177,7 @@ test('attempts are recorded although one of their deliveries has been changed me
   const changing = newSession()
   await changing`begin`
   await changing`update waybill.deliveries set updated_at = now() where delivery_id = ${(send[1] as Claim).deliveryId}`
-  const attempt = createAttempt(pool, url)
+  const attempt = createAttempt(pool)
   const recorded = Promise.all(send.map((claim) => attempt(claim, 200)))
   await waitFor(() => waitingForLocks(sql), { what: 'the record to wait' })
   await changing`commit`
@@ -189,7 +187,7 @@ test('attempts are recorded although one of their deliveries has been changed me
 })
 
 test('of attempts that are recorded together, one that is late changes nothing, and keeps neither a failure nor a success from being stored', async (t) => {
-  const { url, sql, openPool } = await createDatabase(t)
+  const { sql, openPool } = await createDatabase(t)
   await insertEndpoint(sql)
   // One by one: what is published together shares a job.
   for (let nth = 0; nth < 3; nth++) await publishMany(sql, 'acme', 1)
@@ -197,7 +195,7 @@ test('of attempts that are recorded together, one that is late changes nothing, 
   const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 3 })
   const [failed, late, delivered] = send as [Claim, Claim, Claim]
   await sql`update pgboss.job set retry_count = 1 where id = ${late.deliveryId}`
-  const attempt = createAttempt(pool, url)
+  const attempt = createAttempt(pool)
   const recorded = await Promise.all([attempt(failed, 503), attempt(late, 200), attempt(delivered, 200)])
   assert.deepEqual(
     recorded.map(({ settled }) => settled),
@@ -221,12 +219,12 @@ test('of attempts that are recorded together, one that is late changes nothing, 
 })
 
 test('an attempt that is recorded late makes neither the last success nor the last failure older', async (t) => {
-  const { url, sql, openPool } = await createDatabase(t)
+  const { sql, openPool } = await createDatabase(t)
   await insertEndpoint(sql)
   await publishMany(sql, 'acme', 4)
   const pool = openPool({ max: 2 })
   const { send } = await createClaim(pool, 1e9)({ kind: 'first', thorough: true, max: 4 })
-  const attempt = createAttempt(pool, url)
+  const attempt = createAttempt(pool)
   const last = async () => [...(await sql`select last_success_at, last_failure_at from waybill.endpoint_stats`)]
   await attempt(send[0] as Claim, 200)
   await attempt(send[1] as Claim, 503)
@@ -239,7 +237,7 @@ test('an attempt that is recorded late makes neither the last success nor the la
 
 /** Three claims of an endpoint, and a clock that stands still. */
 async function startTimeless(t: TestContext, slots: number) {
-  const { url, sql, openPool } = await createDatabase(t)
+  const { sql, openPool } = await createDatabase(t)
   await insertEndpoint(sql)
   await publishMany(sql, 'acme', 3)
   const pool = openPool({ max: 2 })
@@ -253,7 +251,7 @@ async function startTimeless(t: TestContext, slots: number) {
   t.mock.method(performance, 'now', () => now)
   return {
     claims: send as [Claim, Claim, Claim],
-    attempt: createAttempt(Object.assign(counting, { begin: pool.begin }) as unknown as Pool, url, { slots }),
+    attempt: createAttempt(Object.assign(counting, { begin: pool.begin }) as unknown as Pool, { slots }),
     statements: () => statements,
     pass: (ms: number) => (now += ms),
   }
@@ -282,16 +280,13 @@ for (const [who, slots, atOnce] of [
   })
 
 test('what was not sent, and so has kept its slot, is recorded at once', { timeout: 15_000 }, async (t) => {
-  const { url, sql, openPool } = await createDatabase(t)
+  const { sql, openPool } = await createDatabase(t)
   await insertEndpoint(sql)
   await publishMany(sql, 'acme', 2)
   const pool = openPool({ max: 2 })
   const { send } = await createClaim(pool, 0)({ kind: 'first', thorough: true, max: 2 })
-  const boss = createBoss(url, createLog('silent'))
-  await boss.start()
-  cleanUp(t, () => stopBoss(boss))
   const now = performance.now()
   t.mock.method(performance, 'now', () => now)
-  const attempt = createAttempt(pool, url, { boss, slots: 200 })
+  const attempt = createAttempt(pool, { slots: 200 })
   for (const claim of send) assert.ok((await attempt(claim, null)).settled)
 })

@@ -5,7 +5,6 @@ import type { EndpointRules } from '../../src/flow/observe.ts'
 import { createRecord, type Recorded } from '../../src/flow/record.ts'
 import { judge } from '../../src/flow/verdict.ts'
 import { createLog } from '../../src/log.ts'
-import { createBoss } from '../../src/queue.ts'
 
 const log = createLog('warn')
 const PATIENT: EndpointRules = {
@@ -19,14 +18,13 @@ const PATIENT: EndpointRules = {
 
 /**
  * Records attempts as a worker does, as if they had been answered with the given status, or with null as if the month had not allowed
- * them; what is called in one turn is one batch, and with one slot is recorded at once. A dead letter needs a `boss` that has been started.
+ * them; what is called in one turn is one batch, and with one slot is recorded at once.
  */
 export function createAttempt(
   pool: Pool,
-  databaseUrl: string,
-  { boss = createBoss(databaseUrl, log), rules = PATIENT, slots = 1 } = {},
+  { rules = PATIENT, slots = 1 } = {},
 ): (claim: Claim, statusCode: number | null, more?: Partial<Outcome>) => Promise<Recorded> {
-  const record = createRecord({ pool, boss, log, rules, slots })
+  const record = createRecord({ pool, log, rules, slots })
   return (claim, statusCode, more) => {
     if (statusCode === null) return record({ claim, outcome: null, verdict: { kind: 'over_quota' } })
     const outcome: Outcome = {
