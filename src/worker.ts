@@ -103,6 +103,7 @@ export async function startWorker(deps: {
     pool,
     lanes,
     hasBacklog: dispatcher.hasBacklog,
+    slots: deps.concurrency,
     leaseSeconds: deps.attemptTimeoutSeconds + 10,
     log,
   })

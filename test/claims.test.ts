@@ -206,16 +206,18 @@ test('of claims that are put away together, the one that somebody has claimed si
   assert.deepEqual({ ...counts }, { held: 2, lost: 0, counted: 1 })
 })
 
-test('a paced endpoint gets what has a slot within half a second, the first at once, and each shows its slot as its next attempt', async (t) => {
-  for (const [rate, slots] of [
-    [1, [0]],
-    [5, [0, 200, 400]],
+test('a paced endpoint gets what has a slot in the time ahead, the first at once, and each shows its slot as its next attempt', async (t) => {
+  for (const [rate, ahead, slots] of [
+    [1, 0.5, [0]],
+    [5, 0.5, [0, 200, 400]],
+    [5, 0.25, [0, 200]],
+    [5, 0.001, [0]],
   ] as const) {
     const { sql } = await createDatabase(t)
     const { endpoint } = await startFailing(sql, [true, true, true, true])
     await sql`update waybill.endpoints set max_per_second = ${rate}`
     await sql`update waybill.endpoint_stats set breaker = 'closed'`
-    await sql`select * from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds')`
+    await sql`select * from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[50], interval '25 seconds', make_interval(secs => ${ahead}))`
     const released = await sql<{ shown: number; late: number }[]>`
       select round(extract(epoch from next_attempt_at - min(next_attempt_at) over ()) * 1000)::int as shown,
         round(extract(epoch from next_attempt_at) * 1000 - (data ->> 'slot')::float8)::int as late

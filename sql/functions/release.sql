@@ -8,13 +8,15 @@
 --   breaker open   one, when a probe is due: the one that was asked for, if any; the next is due after `lease`, unless the probe's
 --                  outcome says otherwise
 --   half open      up to twice its ramp: as many as may be under way, and as many to follow them without a pause
---   max_per_second as many as have a slot in the coming half second; each carries its slot
+--   max_per_second as many as have a slot in the time `ahead`; each carries its slot
 -- What is urgent goes to the front of its tenant's turn, or if it is a retry, of all retries: probes, what follows them,
 -- deliveries with a slot, and the one for which an ordered endpoint's others wait. At the end of the turn, behind up to 64
 -- deliveries of every tenant with a backlog, their time would be over. They still use up their tenant's share.
 -- A probe is queued as a retry, whether its delivery has been attempted or not: after an outage, probes of thousands of endpoints
 -- may hang, and retries leave half of the worker to first attempts.
-create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval)
+drop function if exists waybill.release_held(text[], uuid[], int[], int[], interval);
+create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval,
+  ahead interval default '500 milliseconds')
 returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
 -- In the order of the index, whatever the statistics say: by those of a day when nothing was held, all that is held would be sorted
 -- for each lane.
@@ -51,7 +53,7 @@ begin
         when s.breaker = 'open' then (s.next_probe_at <= now())::int
         when e.ordered then 1
         else least(a.most - a.busy, case when s.breaker = 'half_open' then 2 * s.ramp end - a.busy,
-          ceil(extract(epoch from moment + interval '500 milliseconds' - s.slot) * e.max_per_second)::int)
+          ceil(extract(epoch from moment + ahead - s.slot) * e.max_per_second)::int)
       end as room
     from unnest(tenants, endpoints, busy, most) as a (tenant_id, endpoint_id, busy, most)
     cross join lateral (

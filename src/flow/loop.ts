@@ -8,13 +8,13 @@ export type Loop = {
 }
 
 /**
- * Runs `run` again and again: at once while it answers true, else after `idleMs` or when woken, but never sooner than `pauseMs` after
- * the last run began. Between two it rests for as long as the last one took, up to `pauseMs`. A run that fails is logged, and the next
- * one comes after the idle time, however often it is woken.
+ * Runs `run` again and again: at once while it answers true, else after `idleMs`, or the time that it answers instead, or when woken, but
+ * never sooner than `pauseMs` after the last run began. Between two it rests for as long as the last one took, up to `pauseMs`. A run that
+ * fails is logged, and the next one comes after the idle time, however often it is woken.
  */
 export function startLoop(options: {
   name: string
-  run: () => Promise<boolean>
+  run: () => Promise<boolean | number>
   idleMs: number
   pauseMs?: number
   log: Log
@@ -38,7 +38,7 @@ export function startLoop(options: {
     while (!stopped) {
       woken = false
       failed = false
-      let more = false
+      let more: boolean | number = false
       const begun = performance.now()
       try {
         more = await options.run()
@@ -50,7 +50,8 @@ export function startLoop(options: {
         const took = performance.now() - begun
         await new Promise((resolve) => setTimeout(resolve, Math.max(pauseMs - took, Math.min(took, pauseMs))))
       }
-      if ((failed || (!more && !woken)) && !stopped) await sleep(options.idleMs)
+      const idleMs = typeof more === 'number' ? more : options.idleMs
+      if ((failed || (more !== true && !woken)) && !stopped) await sleep(idleMs)
     }
   }
 

@@ -4,7 +4,7 @@ import { transact } from '../db/retried.ts'
 import type { Log } from '../log.ts'
 import { createBatcher } from './batch.ts'
 import { createCatchUp } from './catch-up.ts'
-import { linesUp, touch } from './claim.ts'
+import { touch } from './claim.ts'
 import { insist } from './insist.ts'
 import { concerned, type EndpointRules, observe, type StateChange } from './observe.ts'
 import { type AttemptRecord, type Stored, store } from './store.ts'
@@ -67,7 +67,7 @@ export function createRecord(deps: { pool: Pool; rules: EndpointRules; slots: nu
       ms: GATHER_MS,
       enough: Math.min(ENOUGH, deps.slots),
       // The endpoint's next attempt may have to wait for this one's record. What was not sent has kept its slot.
-      isUrgent: ({ claim, outcome }) => outcome === null || linesUp(claim),
+      isUrgent: ({ claim, outcome }) => outcome === null || claim.atOnce !== null,
     },
     async run(attempts) {
       const isGone = attempts.some(({ verdict }) => verdict.kind === 'gone')

@@ -21,14 +21,20 @@ const PART = 64
 /** With more than so many retries, they are released only as they can be sent: in the queue they would stand before all that are due later. */
 const FEW_RETRIES = 64
 
+/** For how long ahead the time slots of paced endpoints are given out. Looks are up to 25 ms apart where there are many at once. */
+const SECONDS_AHEAD = { least: 0.025, most: 0.5 }
+
 type Candidate = {
-  tenant_id: string
-  endpoint_id: string
+  tenantId: string
+  endpointId: string
   standing: Standing
   wanted: number
-  many_retries: boolean
-  comes_at_once: boolean
+  hasManyRetries: boolean
+  comesAtOnce: boolean
+  maxPerSecond: number | null
 }
+/** `busy`: how many the endpoint has in hand here; `room`: for how many more a place is kept. */
+type Granted = Candidate & { busy: number; room: number }
 
 /**
  * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
@@ -39,11 +45,68 @@ export function startReleaser(deps: {
   pool: Pool
   lanes: Lanes
   hasBacklog: () => boolean
+  slots: number
   leaseSeconds: number
   log: Log
 }): Loop {
-  const { pool, lanes } = deps
+  const { pool, lanes, slots } = deps
   const portion = createPortion(MAX_RELEASED)
+
+  /**
+   * For how many seconds ahead what is paced is released. It has slots here while it waits for its moment: at most half of them, since what
+   * finds none is held again, and has lost its moment.
+   */
+  function secondsAhead(candidates: Candidate[]): number {
+    const perSecond = candidates.reduce((sum, { maxPerSecond }) => sum + (maxPerSecond ?? 0), 0)
+    return Math.max(SECONDS_AHEAD.least, Math.min(SECONDS_AHEAD.most, slots / 2 / perSecond))
+  }
+
+  /** Places for these deliveries. */
+  function grant(candidates: Candidate[], { most, ahead }: { most: number; ahead: number }): Granted[] {
+    const inTime = (lane: Candidate) =>
+      lane.maxPerSecond === null ? Infinity : Math.ceil(lane.maxPerSecond * ahead) - lanes.early(lane)
+    const part = Math.max(PART, Math.floor(most / candidates.length))
+    let left = most
+    return candidates.flatMap((lane) => {
+      if (left <= 0) return []
+      const busy = lanes.busy(lane.endpointId)
+      const room = lanes.reserve(lane, {
+        wanted: Math.min(lane.wanted, inTime(lane), part, left),
+        comeAtOnce: lane.comesAtOnce || !deps.hasBacklog(),
+      })
+      left -= room
+      return room > 0 ? [{ ...lane, busy, room }] : []
+    })
+  }
+
+  async function release(granted: Granted[], ahead: number): Promise<void> {
+    const asked = granted.reduce((sum, { room }) => sum + room, 0)
+    // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
+    const released = await portion.try(asked, () =>
+      retried(
+        () => pool<{ endpoint_id: string; released: number }[]>`
+          select endpoint_id, released from waybill.release_held(
+            ${granted.map((lane) => lane.tenantId)}::text[], ${granted.map((lane) => lane.endpointId)}::uuid[],
+            ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.busy + lane.room)}::int[], make_interval(secs => ${deps.leaseSeconds}),
+            make_interval(secs => ${ahead}))`,
+      ),
+    )
+    const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
+    for (const lane of granted) lanes.giveBack(lane, lane.room - (counts.get(lane.endpointId) ?? 0))
+  }
+
+  /**
+   * In how many milliseconds to look again: when half of this time is over, or of what any endpoint has for less. One that has nothing had no
+   * room, and whoever leaves it some wakes this.
+   */
+  function restFor(candidates: Candidate[], ahead: number): number {
+    const aheads = candidates
+      .flatMap((lane) => (lane.maxPerSecond === null ? [] : lanes.early(lane) / lane.maxPerSecond))
+      .filter((seconds) => seconds > 0)
+    if (aheads.length === 0) return LOOK_MS
+    return (Math.max(SECONDS_AHEAD.least, Math.min(ahead, ...aheads)) / 2) * 1000
+  }
+
   return startLoop({
     name: 'release',
     idleMs: LOOK_MS,
@@ -51,36 +114,11 @@ export function startReleaser(deps: {
     log: deps.log,
     async run() {
       const candidates = await findCandidates(pool)
-      lanes.noteHeld(new Set(candidates.map((lane) => lane.endpoint_id)), { all: candidates.length < MAX_LANES })
-      const mostAtOnce = portion.most()
-      let asked = 0
-      const part = Math.max(PART, Math.floor(mostAtOnce / candidates.length))
-      const granted = candidates.flatMap(
-        ({ tenant_id, endpoint_id, standing, wanted, many_retries, comes_at_once }) => {
-          if (asked >= mostAtOnce) return []
-          const busy = lanes.busy(endpoint_id)
-          const room = lanes.reserve(
-            { tenantId: tenant_id, endpointId: endpoint_id, standing, hasManyRetries: many_retries },
-            { wanted: Math.min(wanted, part, mostAtOnce - asked), comeAtOnce: comes_at_once || !deps.hasBacklog() },
-          )
-          asked += room
-          return room > 0 ? [{ tenant_id, endpoint_id, busy, room }] : []
-        },
-      )
-      if (granted.length === 0) return false
-      // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
-      const released = await portion.try(asked, () =>
-        retried(
-          () => pool<{ endpoint_id: string; released: number }[]>`
-            select endpoint_id, released from waybill.release_held(
-              ${granted.map((lane) => lane.tenant_id)}::text[], ${granted.map((lane) => lane.endpoint_id)}::uuid[],
-              ${granted.map((lane) => lane.busy)}::int[], ${granted.map((lane) => lane.busy + lane.room)}::int[], make_interval(secs => ${deps.leaseSeconds}))`,
-        ),
-      )
-      const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
-      for (const { tenant_id: tenantId, endpoint_id: endpointId, room } of granted)
-        lanes.giveBack({ tenantId, endpointId }, room - (counts.get(endpointId) ?? 0))
-      return false
+      lanes.noteHeld(new Set(candidates.map((lane) => lane.endpointId)), { all: candidates.length < MAX_LANES })
+      const ahead = secondsAhead(candidates)
+      const granted = grant(candidates, { most: portion.most(), ahead })
+      if (granted.length > 0) await release(granted, ahead)
+      return restFor(candidates, ahead)
     },
   })
 }
@@ -103,9 +141,8 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
     select s.tenant_id, s.endpoint_id, s.latest, waybill.standing(
         -- One that has answered counts as failing only if it goes on failing: those that hang may fill the slots of that standing.
         case when s.failure_streak < ${FAILS_ON} and s.last_code is not null then 0 else s.failure_streak end, s.last_success_at) as standing,
-      least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end,
-        ceil(e.max_per_second / 2.0))::float8 as wanted, s.retrying > ${FEW_RETRIES} as many_retries,
-      s.breaker <> 'closed' or e.ordered or e.max_per_second is not null or s.retrying > 0 as comes_at_once, s.breaker = 'open' as is_probe,
+      least(s.held, case when e.ordered or s.breaker = 'open' then 1 when s.breaker = 'half_open' then 2 * s.ramp end)::float8 as wanted, s.retrying > ${FEW_RETRIES} as many_retries,
+      s.breaker <> 'closed' or e.ordered or e.max_per_second is not null or s.retrying > 0 as comes_at_once, s.breaker = 'open' as is_probe, e.max_per_second,
       case when s.breaker = 'open' then s.next_probe_at end as due
     from stats s cross join lateral (
       select * from waybill.endpoints e where e.tenant_id = s.tenant_id and e.endpoint_id = s.endpoint_id and is_active offset 0
@@ -120,4 +157,6 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
     -- In each round the probes of those that have had none for the longest come first; the rest, with which they take turns, by chance.
     select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place from own
   )
-  select tenant_id, endpoint_id, standing, wanted, many_retries, comes_at_once from placed order by nth, place, random() limit ${MAX_LANES}`
+  select tenant_id as "tenantId", endpoint_id as "endpointId", standing, wanted, many_retries as "hasManyRetries", comes_at_once as "comesAtOnce",
+    max_per_second as "maxPerSecond"
+  from placed order by nth, place, random() limit ${MAX_LANES}`

@@ -44,12 +44,15 @@ async function make(
 }
 
 test('more is released as soon as an endpoint that has some held has room for it, and for no other reason', async () => {
-  for (const [held, isRoomy, rooms] of [
-    [true, true, 1],
-    [true, false, 0],
-    [false, true, 0],
+  for (const [held, isRoomy, startAt, early, rooms] of [
+    [true, true, null, 1, 1],
+    [true, false, null, 0, 0],
+    [false, true, null, 0, 0],
+    [true, true, 0, 0, 1],
+    // It is paced, and more is released when their moments come.
+    [true, true, 0, 1, 0],
   ] as const)
-    assert.equal(await make(1, { isRoomy: () => isRoomy }, { held }), rooms)
+    assert.equal(await make(1, { isRoomy: () => isRoomy, early: () => early }, { held, startAt }), rooms)
 })
 
 test('of an endpoint that has finished nothing lately, five attempts begin in a turn of the event loop; of another, any number', async () => {

@@ -71,7 +71,13 @@ function deliver(backlog: string[]): number {
     lanes.noteHeld(new Set(held.keys()), { all: true })
     const comeAtOnce = queue.length === 0
     for (const [endpointId, wanted] of held) {
-      const endpoint = { tenantId: tenantOf(endpointId), endpointId, standing: 'good', hasManyRetries: false } as const
+      const endpoint = {
+        tenantId: tenantOf(endpointId),
+        endpointId,
+        standing: 'good',
+        hasManyRetries: false,
+        maxPerSecond: null,
+      } as const
       const released = lanes.reserve(endpoint, { wanted, comeAtOnce })
       queue.push(...Array<string>(released).fill(endpointId))
       if (released < wanted) held.set(endpointId, wanted - released)

@@ -23,6 +23,7 @@ const lane = (tenantId: string, endpointId: string, standing: Standing = 'good',
   endpointId,
   standing,
   hasManyRetries,
+  maxPerSecond: null,
 })
 
 const upTo = (wanted: number, { comeAtOnce = true } = {}) => ({ wanted, comeAtOnce })
@@ -80,6 +81,31 @@ suite('lanes', () => {
     const verdicts = admit('hangs', 1000)
     assert.equal(verdicts.start, 50)
     assert.ok(verdicts.start + verdicts.wait <= SLOTS / 2, JSON.stringify(verdicts))
+  })
+
+  test('of a paced endpoint those are early whose moment has not come, and those that wait or arrive', () => {
+    const { lanes, admit, tick } = setUp()
+    const endpoint = { ...lane('paced', 'paced'), maxPerSecond: 100 }
+    for (let nth = 0; nth < 10; nth++) admit('paced', 1, { startAt: 1_000_000 + nth * 10 })
+    assert.equal(lanes.early(endpoint), 9)
+    tick(45)
+    assert.equal(lanes.early(endpoint), 5)
+    assert.equal(lanes.reserve(endpoint, upTo(3)), 3)
+    assert.equal(lanes.early(endpoint), 8)
+    tick(200)
+    assert.deepEqual(admit('paced', 45, { startAt: 0 }), { start: 40, wait: 5, full: 0 })
+    assert.equal(lanes.early(endpoint), 5)
+  })
+
+  test('more is released for a paced endpoint whenever it has room, for another when half of that is free', () => {
+    const { lanes, admit } = setUp()
+    for (const [endpointId, maxPerSecond, released] of [
+      ['paced', 100, 5],
+      ['other', null, 0],
+    ] as const) {
+      assert.equal(admit(endpointId, 30).start, 30)
+      assert.equal(lanes.reserve({ ...lane(endpointId, endpointId), maxPerSecond }, upTo(5)), released, endpointId)
+    }
   })
 
   test('what waits for an endpoint that hangs is given up after a moment, and nothing more waits', () => {

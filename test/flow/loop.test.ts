@@ -88,3 +88,26 @@ for (const [what, tookMs, restMs] of [
     t.mock.timers.tick(10)
     await stopping
   })
+
+test('a run that answers a time is followed by the next after that, or when woken', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  let runs = 0
+  const loop = startLoop({
+    name: 'test',
+    idleMs: 500,
+    log: createLog('silent'),
+    run: async () => [20, 30][runs++] ?? false,
+  })
+  t.after(loop.stop)
+  const after = async (ms: number) => {
+    t.mock.timers.tick(ms)
+    await turn()
+    return runs
+  }
+  await turn()
+  assert.deepEqual([runs, await after(19), await after(1), await after(29)], [1, 1, 2, 2])
+  loop.wake()
+  await turn()
+  assert.deepEqual([runs, await after(499), await after(1)], [3, 3, 4])
+  await loop.stop()
+})

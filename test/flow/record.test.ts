@@ -257,17 +257,22 @@ async function startTimeless(t: TestContext, slots: number) {
   }
 }
 
-test('attempts that end within a moment are recorded together', async (t) => {
-  const { claims, attempt, statements, pass } = await startTimeless(t, 200)
-  await attempt(claims[0], 200)
-  const second = attempt(claims[1], 200)
-  await new Promise((resolve) => setTimeout(resolve, 5))
-  const third = attempt(claims[2], 200)
-  await new Promise((resolve) => setTimeout(resolve, 5))
-  pass(10)
-  for (const { settled } of await Promise.all([second, third])) assert.ok(settled)
-  assert.equal(statements(), 2)
-})
+for (const [what, startAt] of [
+  ['attempts', null],
+  ['attempts of an endpoint that is paced', 0],
+] as const)
+  test(`${what} that end within a moment are recorded together`, async (t) => {
+    const { claims, attempt, statements, pass } = await startTimeless(t, 200)
+    const [first, second, third] = claims.map((claim) => ({ ...claim, startAt })) as [Claim, Claim, Claim]
+    await attempt(first, 200)
+    const one = attempt(second, 200)
+    await new Promise((resolve) => setTimeout(resolve, 5))
+    const other = attempt(third, 200)
+    await new Promise((resolve) => setTimeout(resolve, 5))
+    pass(10)
+    for (const { settled } of await Promise.all([one, other])) assert.ok(settled)
+    assert.equal(statements(), 2)
+  })
 
 for (const [who, slots, atOnce] of [
   ['an endpoint that takes one at a time', 200, 1],

@@ -26,8 +26,15 @@ const releaseAll = (sql: Pool, endpoints: string[], tenants = endpoints.map(() =
     ${endpoints.map(() => 50)}::int[], interval '25 seconds')`
 
 /** Releases until the test ends, beside a backlog of first attempts. */
-function release(t: TestContext, pool: Pool, lanes: Lanes): void {
-  const releaser = startReleaser({ pool, lanes, hasBacklog: () => true, leaseSeconds: 25, log: createLog('silent') })
+function release(t: TestContext, pool: Pool, lanes: Lanes, slots = 200): void {
+  const releaser = startReleaser({
+    pool,
+    lanes,
+    hasBacklog: () => true,
+    slots,
+    leaseSeconds: 25,
+    log: createLog('silent'),
+  })
   cleanUp(t, releaser.stop)
 }
 
@@ -159,6 +166,7 @@ test('what may be released is found by one look-up for each endpoint, also where
     pool,
     lanes: none,
     hasBacklog: () => true,
+    slots: 200,
     leaseSeconds: 25,
     log: createLog('silent'),
   })
@@ -212,7 +220,7 @@ test('a release that Postgres gives up because of others is made all the same, a
   const told: unknown[] = []
   const log = Object.assign(createLog('silent'), { error: (...line: unknown[]) => void told.push(line) })
   const lanes = createLanes({ cap: 50, slots: 200 })
-  const releaser = startReleaser({ pool, lanes, hasBacklog: () => true, leaseSeconds: 25, log })
+  const releaser = startReleaser({ pool, lanes, hasBacklog: () => true, slots: 200, leaseSeconds: 25, log })
   cleanUp(t, releaser.stop)
   await waitFor(async () => (await sql`select from waybill.endpoint_stats where held = 0`).length === 1)
   assert.deepEqual([tries, told], [2, []])
@@ -391,4 +399,41 @@ for (const [what, change] of [
     await sql.text(change)
     assert.deepEqual([...(await releaseAll(sql, [endpoint]))], [])
     assert.deepEqual([...(await sql`select held::int from waybill.endpoint_stats`)], [{ held: 3 }])
+  })
+
+for (const [what, slots, perSecond, early, first, second, restMs] of [
+  ['no longer ahead than half of the slots last, and again when half of that is over', 200, 100, 5, 5, 0, 25],
+  ['again when half of what an endpoint has is over', 200, 100, 4, 5, 1, 20],
+  ['as far ahead as looks are apart, however few slots there are', 10, 100, 1, 3, 2, 12.5],
+  ['half a second ahead at most', 200, 2, 1, 1, 0, 250],
+  ['at leisure where it had no room', 200, 100, 0, 5, 5, 250],
+] as const)
+  test(`what is paced is released ${what}`, async (t) => {
+    const { sql } = await createDatabase(t)
+    for (let nth = 0; nth < 20; nth++) {
+      await insertEndpoint(sql, { types: [String(nth)] })
+      await publishMany(sql, 'acme', 20, String(nth))
+    }
+    await sql`update waybill.endpoints set max_per_second = ${perSecond}`
+    await sql`update waybill.deliveries set held = true, bundle = null, next_attempt_at = null`
+    await sql`update waybill.endpoint_stats set held = pending`
+    await sql`delete from pgboss.job where name = 'deliveries'`
+    const timers = t.mock.method(globalThis, 'setTimeout')
+    const asked: number[] = []
+    let isReleased = false
+    const lanes: Lanes = {
+      ...createLanes({ cap: 50, slots }),
+      early: () => (isReleased ? early : 0),
+      reserve(_endpoint, { wanted }) {
+        asked.push(wanted)
+        return Math.max(0, wanted)
+      },
+      giveBack: () => {
+        isReleased = true
+      },
+    }
+    release(t, sql, lanes, slots)
+    await waitFor(() => asked.length >= 40, { what: 'a second look', intervalMs: 1 })
+    assert.deepEqual(asked.slice(0, 40), [...Array(20).fill(first), ...Array(20).fill(second)])
+    assert.ok(timers.mock.calls.some((call) => call.arguments[1] === restMs))
   })

@@ -60,6 +60,13 @@ export const taken = (lane: Lane, now: number) => lane.started.size + keptSlots(
 /** How many are started, waiting or arriving. */
 export const busyIn = (lane: Lane, now: number) => lane.started.size + arriving(lane, now) + lane.waiting.length
 
+/** How many of these may not begin yet: what waits here does so for those that have started, and comes after them. */
+export function earlyIn(lane: Lane, now: number): number {
+  let early = arriving(lane, now) + lane.waiting.length
+  for (const { since } of lane.started) if (since > now) early++
+  return early
+}
+
 /** An attempt gets under way; a paced one not before its time slot. */
 export function begin(lane: Lane, claim: Claim, { isReleased, now }: { isReleased: boolean; now: number }): void {
   claim.underWay = lane.started.join({ since: Math.max(now, claim.startAt ?? 0), isReleased })

@@ -4,6 +4,7 @@ import {
   arriving,
   begin,
   busyIn,
+  earlyIn,
   end,
   isIdle,
   keptSlots,
@@ -185,7 +186,8 @@ export function createLanes({
 
     /**
      * Keeps places for up to `wanted` deliveries of the endpoint that are about to be released, and returns how many: none unless
-     * half of its room is free. For half a second, what has a place starts on arrival, whatever has come in between, except:
+     * half of its room is free, or it is paced. For half a second, what has a place starts on arrival, whatever has come in between,
+     * except:
      * - If the endpoint has nothing in hand, and its tenant has all slots that it may have, a single one is released. It waits for the
      *   next slot that the tenant's others leave.
      * - Of a quick endpoint more may be released than there are slots. These wait here like its others or, unless it `hasManyRetries`,
@@ -194,14 +196,14 @@ export function createLanes({
      *   unless the endpoint is failing or slow, and it is admitted like any other.
      */
     reserve(
-      endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean },
+      endpoint: Endpoint & { standing: Standing; hasManyRetries: boolean; maxPerSecond: number | null },
       { wanted, comeAtOnce }: { wanted: number; comeAtOnce: boolean },
     ): number {
       const lane = laneOf(endpoint)
       const now = clock()
       Object.assign(lane, { standing: endpoint.standing, hasManyRetries: endpoint.hasManyRetries })
       stuck.count(now)
-      if (!room.isRoomy(lane, now)) return 0
+      if (endpoint.maxPerSecond === null && !room.isRoomy(lane, now)) return 0
       const { most, mostKept, as } = room.releasable(lane, { comeAtOnce, now })
       const count = Math.min(wanted, most)
       if (count <= 0) return 0
@@ -234,6 +236,9 @@ export function createLanes({
 
     /** How many attempts the endpoint finishes in half a second, as far as is known. */
     pace: (endpoint: Endpoint): number => paceOf(laneOf(endpoint), clock()),
+
+    /** How many of a paced endpoint's deliveries are here, or arriving, before their moment. */
+    early: (endpoint: Endpoint): number => earlyIn(laneOf(endpoint), clock()),
 
     /** How many of the endpoint's deliveries are started, waiting or arriving. */
     busy(endpointId: string): number {
