@@ -37,9 +37,9 @@ type Candidate = {
 type Granted = Candidate & { busy: number; room: number }
 
 /**
- * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, the rest in chunks
- * for which this worker's lanes have room. `hasBacklog` tells whether first attempts wait in the queue: those released that are not
- * urgent (waybill.release_held) come after them. `leaseSeconds`: how long a probe may be under way before another takes its place.
+ * Puts held deliveries back in the queue as their endpoints can take them: probes when they are due, what is paced as its moments come, the
+ * rest in chunks for which this worker's lanes have room. `hasBacklog` tells whether first attempts wait in the queue: those released that
+ * are not urgent (waybill.release_held) come after them. `leaseSeconds`: how long a probe may be under way before another takes its place.
  */
 export function startReleaser(deps: {
   pool: Pool
