@@ -103,6 +103,9 @@ begin
     left join lateral (
       select * from waybill.endpoint_stats s where s.tenant_id = t.tenant_id and s.endpoint_id = t.endpoint_id offset 0
     ) s on true
+  ), behind as materialized (
+    select waybill.behind(array_agg(tenant_id), array_agg(endpoint_id), array_agg(f.delivery_id)) as ids
+    from found f join targets t using (tenant_id, endpoint_id) where t.ordered
   ), judged as materialized (
     select *, sendable and (standing = 'good' or at_once is not null or slot is not null or tenant_id <> all(crowding)) as counts
     from (select f.*, t.first_delivery = f.delivery_id as leads, t.url, t.signing_secret, t.previous_secret, t.at_once, t.probed,
@@ -113,8 +116,8 @@ begin
         -- waited for that is from before the clock was set back.
         and coalesce(f.slot - extract(epoch from now()) * 1000 between -250 and 5000, t.max_per_second is null)
         -- An endpoint that became ordered only a moment ago may have more than one in the queue.
-        and (not t.ordered or waybill.is_oldest(f.tenant_id, f.endpoint_id, f.delivery_id)) as sendable
-    from found f left join targets t using (tenant_id, endpoint_id) offset 0) j
+        and (not t.ordered or f.delivery_id <> all(b.ids)) as sendable
+    from found f left join targets t using (tenant_id, endpoint_id) cross join behind b offset 0) j
   ), counted as (
     insert into waybill.usage as u (tenant_id, month, metric, count)
     select tenant_id, date_trunc('month', now() at time zone 'utc')::date, 'attempts', count(*)
@@ -160,19 +163,46 @@ create or replace function waybill.standing(failure_streak int, last_success_at 
   select case when failure_streak > 0 then 'failing' when last_success_at > now() - interval '30 seconds' then 'good' else 'unsure' end
 $$;
 
--- Whether an ordered endpoint has no older delivery that is not finished. Two look-ups by index, for what is held and what is
--- not. A function of its own, since within waybill.claim_due each claim would open the indexes of every day, which takes longer
--- than the rest.
-create or replace function waybill.is_oldest(tenant text, endpoint uuid, delivery uuid) returns boolean language plpgsql stable
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+-- Those of these deliveries that are not the oldest unfinished ones of their endpoints, which are ordered. None of them is held: where an
+-- endpoint has one in the queue, it is this one. Planned anew each time, for the days at hand: a kept plan would open, or at least
+-- lock, each day that is kept.
+create or replace function waybill.behind(tenants text[], endpoints uuid[], deliveries uuid[]) returns uuid[] language plpgsql stable strict
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
+declare
+  smallest constant uuid := '00000000-0000-0000-0000-000000000000';
+  last_id constant uuid := (select max(id::text)::uuid from unnest(deliveries) as d (id));
+  beside record;
+  found uuid[] := '{}';
 begin
-  return not exists (
-    select from waybill.deliveries where tenant_id = tenant and endpoint_id = endpoint
-      and status in ('pending', 'retrying') and not held and delivery_id < delivery) and not exists (
-    select from waybill.deliveries where tenant_id = tenant and endpoint_id = endpoint
-      and status in ('pending', 'retrying') and held and delivery_id < delivery);
+  select coalesce(bool_or(queued is distinct from 1), false) as are_queued, coalesce(bool_or(held > 0), false) as are_held,
+    min(coalesce(held_from, smallest)::text)::uuid as first_held
+  into beside
+  from unnest(tenants, endpoints) as d (tenant_id, endpoint_id)
+  left join lateral (
+    select pending + retrying - held as queued, held, case when held > 0 then held_from else last_id end as held_from
+    from waybill.endpoint_stats s where s.tenant_id = d.tenant_id and s.endpoint_id = d.endpoint_id offset 0
+  ) s on true;
+  -- Of one that became ordered only a moment ago, others may be.
+  if beside.are_queued then
+    found := array(
+      select id from unnest(tenants, endpoints, deliveries) as d (tenant_id, endpoint_id, id) cross join lateral (
+        select from waybill.deliveries o where o.tenant_id = d.tenant_id and o.endpoint_id = d.endpoint_id
+          and o.status in ('pending', 'retrying') and not o.held and o.delivery_id < d.id and o.delivery_id < last_id limit 1) o);
+  end if;
+  if beside.are_held then
+    found := found || array(
+      select id from unnest(tenants, endpoints, deliveries) as d (tenant_id, endpoint_id, id) cross join lateral (
+        select from waybill.deliveries o where o.tenant_id = d.tenant_id and o.endpoint_id = d.endpoint_id
+          and o.status in ('pending', 'retrying') and o.held and o.delivery_id < d.id and o.delivery_id between beside.first_held and last_id limit 1) o);
+  end if;
+  return found;
 end $$;
+
+-- What workers up to 0.1.43 ask, one by one.
+create or replace function waybill.is_oldest(tenant text, endpoint uuid, delivery uuid) returns boolean language sql stable as $$
+  select delivery <> all(waybill.behind(array[tenant], array[endpoint], array[delivery]))
+$$;
 
 -- Notes that the worker that has these claims is alive, but for those that somebody settles at this moment: waiting for them with
 -- others locked could be a deadlock.

@@ -17,12 +17,28 @@ returns void language sql as $$
     dead_lettered = s.dead_lettered + excluded.dead_lettered
 $$;
 
--- The same for the deliveries that are held.
+-- Where to look for held deliveries from (endpoint_stats.held_from), if this is the oldest: an hour earlier, since what was published before
+-- it may be stored after it.
+create or replace function waybill.held_from(oldest uuid) returns uuid language sql immutable parallel safe as $$
+  select waybill.first_id(waybill.made_at(oldest) - interval '1 hour')
+$$;
+
+-- Counts deliveries that are held from now on, though they were published before.
+create or replace function waybill.count_held(tenants text[], endpoints uuid[], deliveries uuid[]) returns void language sql as $$
+  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, held, held_from)
+  -- As text: Postgres has had the least of uuids only since 18.
+  select tenant_id, endpoint_id, count(*), waybill.held_from(min(id::text)::uuid) from unnest(tenants, endpoints, deliveries) as c (tenant_id, endpoint_id, id)
+  group by tenant_id, endpoint_id order by tenant_id, endpoint_id
+  on conflict (tenant_id, endpoint_id) do update set held = s.held + excluded.held,
+    held_from = case when s.held = 0 then excluded.held_from when s.held_from is not null then least(s.held_from, excluded.held_from) end
+$$;
+
+-- What workers up to 0.1.43 call, who do not say which deliveries these are.
 create or replace function waybill.count_held(tenants text[], endpoints uuid[], changes int[]) returns void language sql as $$
   insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, held)
   select tenant_id, endpoint_id, sum(change) from unnest(tenants, endpoints, changes) as c (tenant_id, endpoint_id, change)
   group by tenant_id, endpoint_id order by tenant_id, endpoint_id
-  on conflict (tenant_id, endpoint_id) do update set held = s.held + excluded.held
+  on conflict (tenant_id, endpoint_id) do update set held = s.held + excluded.held, held_from = null
 $$;
 
 -- Counts a batch's requests against its tenants' rate windows, and what will be stored of it against their month. Returns, for each

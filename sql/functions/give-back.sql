@@ -48,9 +48,10 @@ declare
   sorted constant uuid[] := array(select id from unnest(finished) as f (id) order by id);
   held_tenants text[];
   held_endpoints uuid[];
+  held_ids uuid[];
   lost record;
 begin
-  select array_agg(tenant_id), array_agg(endpoint_id) into held_tenants, held_endpoints
+  select array_agg(tenant_id), array_agg(endpoint_id), array_agg(id) into held_tenants, held_endpoints, held_ids
   from unnest(tenants, deliveries, endpoints) as c (tenant_id, id, endpoint_id) where id = any(finished);
   if held_tenants is null then return; end if;
 
@@ -84,7 +85,7 @@ begin
 
   perform waybill.set_held(array_agg(tenant_id), array_agg(id), true, null, array_agg(n), null, now())
   from unnest(tenants, deliveries, retry_counts) as c (tenant_id, id, n) where id = any(finished);
-  perform waybill.count_held(held_tenants, held_endpoints, array_fill(1, array[cardinality(held_tenants)]));
+  perform waybill.count_held(held_tenants, held_endpoints, held_ids);
   -- A probe for which there was no room is due again soon, not when its lease ends, and remains the next one.
   update waybill.endpoint_stats s set next_probe_at = now() + interval '1 second'
   from unnest(held_tenants, held_endpoints) as h (tenant_id, endpoint_id)

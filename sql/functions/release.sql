@@ -18,13 +18,14 @@ drop function if exists waybill.release_held(text[], uuid[], int[], int[], inter
 create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval,
   ahead interval default '500 milliseconds')
 returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
--- In the order of the index, whatever the statistics say: by those of a day when nothing was held, all that is held would be sorted
--- for each lane.
-set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+-- Planning it takes longer than its work, so its plans are kept: rows are looked up by `lateral (… offset 0)`, one index look-up for
+-- each. What reads or changes deliveries and jobs, of which there may be millions, is in functions of its own.
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
   picked record;
+  is_whole boolean;
   bundles uuid[];
   moment timestamptz;
   jobs text;
@@ -32,18 +33,17 @@ begin
   -- Before the counters' rows, as in waybill.rebase_queue.
   lock table only waybill.deliveries in row exclusive mode;
   -- A statement of its own: the next ones must see what whoever had the locks before has released. One by one, in order: a join would
-  -- take its order from the index, as it may not sort, and go through all endpoints that there are.
+  -- take its order from the index, and go through all endpoints that there are.
   perform from (select * from unnest(tenants, endpoints) as a (tenant_id, endpoint_id) order by tenant_id, endpoint_id) a
   cross join lateral (
     select from waybill.endpoint_stats s where s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id for no key update) s;
   -- Not the time of the transaction, which may have waited while what is released now was published.
   moment := clock_timestamp();
 
-  -- Materialized: to get it in the tenants' order, all that are held would be compared with all of these.
   with lanes as materialized (
     select s.tenant_id, s.endpoint_id, e.max_per_second, s.breaker = 'open' as is_probe,
       s.breaker <> 'closed' or e.ordered or e.max_per_second is not null as urgent,
-      s.slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock,
+      s.slot, greatest(s.tag, clock.tag) as tag, clock.tag as clock, s.held, s.held_from,
       -- A probe that somebody has asked for (waybill.replay), or for which there was no room before.
       case when s.breaker = 'open' and not e.ordered and s.next_probe_at <= now() then waybill.if_held(s.tenant_id, s.probing) end as wanted,
       -- Below 1 where there is none.
@@ -59,37 +59,44 @@ begin
     cross join lateral (
       -- One that is further ahead is from before the clock was set back, and whoever claimed a delivery for it would wait for it.
       select *, case when s.next_slot < moment + interval '5 seconds' then greatest(s.next_slot, moment) else moment end as slot
-      from waybill.endpoint_stats s where s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id
+      from waybill.endpoint_stats s where s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id offset 0
     ) s
-    join waybill.endpoints e on e.tenant_id = a.tenant_id and e.endpoint_id = a.endpoint_id
+    cross join lateral (
+      select * from waybill.endpoints e where e.tenant_id = a.tenant_id and e.endpoint_id = a.endpoint_id offset 0
+    ) e
     cross join waybill.queue_clock clock
     where s.held > 0
-  ), sharing as (
+  ), sharing as materialized (
     -- A tenant's turn is shared by its endpoints, as in waybill.publish.
     select l.*, greatest(1, count(*) filter (where not is_probe) over tenant) / 64.0 as step,
-      row_number() over tenant::float8 / count(*) over tenant as phase
+      row_number() over tenant::float8 / count(*) over tenant as phase, row_number() over () as lane
     from lanes l where l.room > 0 window tenant as (partition by l.tenant_id)
+  ), found as materialized (
+    select f.* from (
+      select array_agg(tenant_id order by lane) as tenants, array_agg(endpoint_id order by lane) as endpoints,
+        array_agg(room order by lane) as rooms, array_agg(wanted order by lane) as wanted, array_agg(held_from order by lane) as froms
+      from sharing
+    ) s cross join lateral waybill.oldest_held(s.tenants, s.endpoints, s.rooms, s.wanted, s.froms, moment) f
   ), chosen as (
-    select l.tenant_id, l.endpoint_id, d.delivery_id, d.spent_retries, l.max_per_second, l.urgent,
+    select l.tenant_id, l.endpoint_id, d.delivery_id, d.spent_retries, l.max_per_second, l.urgent, l.wanted is null as from_oldest,
       d.spent_retries = 0 and not l.is_probe as is_first,
-      l.tag + l.step * (row_number() over lane - 1 + l.phase) as tag, l.tag + l.step * row_number() over lane as next_tag, l.clock,
-      l.slot + (row_number() over lane - 1) * interval '1 second' / l.max_per_second as slot
-    from sharing l cross join lateral (
-      select delivery_id, spent_retries from waybill.deliveries d
-      where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.status in ('pending', 'retrying') and d.held
-        and d.delivery_id >= coalesce(l.wanted, '00000000-0000-0000-0000-000000000000')
-      order by d.delivery_id limit l.room) d
-    window lane as (partition by l.tenant_id, l.endpoint_id order by d.delivery_id)
-    -- Whoever publishes to one of these endpoints waits for the whole release. The rest is left to the next look.
-    limit 2000
+      l.tag + l.step * (nth - 1 + l.phase) as tag, l.tag + l.step * nth as next_tag, l.clock,
+      l.slot + (nth - 1) * interval '1 second' / l.max_per_second as slot
+    from sharing l join found d using (lane)
   )
   select count(*)::int as n, array_agg(tenant_id) as tenants, array_agg(endpoint_id) as endpoints, array_agg(delivery_id) as ids,
     array_agg(spent_retries) as retries, array_agg(is_first) as firsts, array_agg(urgent) as urgent,
-    array_agg(is_first and not urgent) as usual,
+    array_agg(is_first and not urgent) as usual, array_agg(from_oldest) as from_oldest,
     array_agg(max_per_second) as rates, array_agg(tag) as tags, array_agg(next_tag) as next_tags,
     -- A turn earlier if urgent: the clock does not tell where in a turn claiming is, so the tag may be in the next one already.
-    array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots
+    array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots,
+    (select coalesce(sum(least(room, held)), 0) from sharing) as expected
   into picked from chosen;
+  is_whole := picked.n >= least(picked.expected, 2000);
+  if not is_whole then
+    -- Some are not where they are looked for, as when somebody has held them by hand. The next look finds them.
+    perform waybill.forget_held_from(tenants, endpoints);
+  end if;
   if picked.n = 0 then return; end if;
 
   -- Those that stand at the same place in the queue share jobs, as in waybill.publish, but never one that has been there before.
@@ -106,17 +113,19 @@ begin
   perform waybill.set_held(picked.tenants, picked.ids, false, bundles, array_fill(0, array[picked.n]),
     array(select coalesce(slot, moment) from unnest(picked.slots) with ordinality as p (slot, i) order by i), moment);
 
-  update waybill.endpoint_stats s set
-    held = s.held - c.n,
-    tag = greatest(s.tag, c.tag),
-    next_slot = coalesce(c.last_slot + interval '1 second' / c.rate, s.next_slot),
-    probing = case when s.breaker = 'open' then c.first_id end,
-    next_probe_at = case when s.breaker = 'open' then now() + lease end
-  from (select tenant_id, endpoint_id, count(*)::int as n, max(slot) as last_slot, max(rate) as rate,
-          max(next_tag) filter (where is_first) as tag, min(delivery_id::text)::uuid as first_id
-        from unnest(picked.tenants, picked.endpoints, picked.ids, picked.firsts, picked.rates, picked.next_tags, picked.slots)
-          as p (tenant_id, endpoint_id, delivery_id, is_first, rate, next_tag, slot) group by 1, 2) c
-  where s.tenant_id = c.tenant_id and s.endpoint_id = c.endpoint_id;
+  -- Not an update, whose kept plan might go through all endpoints that there are: all of these are there.
+  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, held, held_from, tag, next_slot, probing)
+  select tenant_id, endpoint_id, count(*), case when is_whole and bool_and(from_oldest) then waybill.held_from(min(delivery_id::text)::uuid) end,
+    coalesce(max(next_tag) filter (where is_first), '-infinity'), max(slot) + interval '1 second' / max(rate), min(delivery_id::text)::uuid
+  from unnest(picked.tenants, picked.endpoints, picked.ids, picked.firsts, picked.rates, picked.next_tags, picked.slots, picked.from_oldest)
+    as p (tenant_id, endpoint_id, delivery_id, is_first, rate, next_tag, slot, from_oldest) group by tenant_id, endpoint_id
+  on conflict (tenant_id, endpoint_id) do update set
+    held = s.held - excluded.held,
+    held_from = coalesce(excluded.held_from, s.held_from),
+    tag = greatest(s.tag, excluded.tag),
+    next_slot = coalesce(excluded.next_slot, s.next_slot),
+    probing = case when s.breaker = 'open' then excluded.probing end,
+    next_probe_at = case when s.breaker = 'open' then now() + lease end;
 
   -- Those in bundles, and then the others, of which one may have a job already: of a backup that combines two moments, for instance.
   perform waybill.enqueue_new(picked.tenants, picked.ids, picked.tags, array(select bundle is null from unnest(bundles) as b (bundle)), bundles);
@@ -136,18 +145,62 @@ begin
       as p (tenant_id, id, is_first, urgent, bundle, start, clock, slot)
     where bundle is null;
     perform waybill.enqueue(jobs);
-    -- started_on is empty, so the next claim is this very retry and not one more. And an urgent first attempt is put before all
-    -- others of its priority, of which each tenant with a backlog has up to 64.
-    update pgboss.job j set retry_count = r.retries,
-      created_on = case when r.is_first then j.created_on - interval '1 day' else j.created_on end
-    from unnest(picked.ids, picked.retries, picked.firsts, picked.urgent) as r (id, retries, is_first, urgent)
-    where j.name = 'deliveries' and j.id = any(picked.ids) and j.id = r.id and (r.retries > 0 or r.is_first and r.urgent);
+    perform waybill.rank_released(picked.ids, picked.retries, picked.firsts, picked.urgent);
   end if;
   perform pg_notify('waybill_due', case when false = any(picked.firsts) then 'retry' else '' end);
   return query select c.t, c.e, count(*)::int from unnest(picked.tenants, picked.endpoints) as c (t, e) group by c.t, c.e;
 end $$;
 
--- A delivery's id, if it is held. A function of its own for the same reason as waybill.is_oldest.
+-- The oldest held deliveries of each endpoint, at most as many as it has room for: `lane` is its place in the arrays, `nth` the delivery's
+-- among its own. `wanted`: where to start, if it is not the oldest. `froms`: endpoint_stats.held_from. Planned anew each time, for the days
+-- at hand: a kept plan would open, or at least lock, each day that is kept. And in the order of the index, whatever the statistics
+-- say: by those of a day when nothing was held, all that is held would be sorted for each endpoint.
+create or replace function waybill.oldest_held(tenants text[], endpoints uuid[], rooms int[], wanted uuid[], froms uuid[], moment timestamptz)
+returns table (lane bigint, nth bigint, delivery_id uuid, spent_retries int) language plpgsql stable strict
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+as $$
+#variable_conflict use_column
+declare
+  smallest constant uuid := '00000000-0000-0000-0000-000000000000';
+  is_known constant boolean := array_position(froms, null) is null;
+  first_id constant uuid := case when is_known then (select min(id::text)::uuid from unnest(froms) as f (id)) else smallest end;
+  -- Later ones are from before the clock was set back.
+  last_id constant uuid := case when is_known then waybill.first_id(moment + interval '1 hour') else 'ffffffff-ffff-ffff-ffff-ffffffffffff' end;
+begin
+  return query
+  select lane, row_number() over (partition by lane order by d.delivery_id), d.delivery_id, d.spent_retries
+  from unnest(tenants, endpoints, rooms, wanted, froms) with ordinality as l (tenant_id, endpoint_id, room, wanted, held_from, lane)
+  cross join lateral (
+    select delivery_id, spent_retries from waybill.deliveries d
+    where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.status in ('pending', 'retrying') and d.held
+      and d.delivery_id between first_id and last_id and d.delivery_id >= greatest(l.wanted, l.held_from, smallest)
+    order by d.delivery_id limit l.room) d
+  -- Whoever publishes to one of these endpoints waits for the whole release. The rest is left to the next look.
+  limit 2000;
+end $$;
+
+-- For when it is not true (endpoint_stats.held_from).
+create or replace function waybill.forget_held_from(tenants text[], endpoints uuid[]) returns void language plpgsql
+set plan_cache_mode = force_custom_plan
+as $$
+begin
+  update waybill.endpoint_stats s set held_from = null from unnest(tenants, endpoints) as a (tenant_id, endpoint_id)
+  where s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id and s.held_from is not null;
+end $$;
+
+-- Gives the jobs of released deliveries the retries that these have spent: started_on is empty, so the next claim is this very retry and not
+-- one more. An urgent first attempt is put before all others of its priority, of which each tenant with a backlog has up to 64.
+create or replace function waybill.rank_released(ids uuid[], retries int[], firsts boolean[], urgent boolean[]) returns void language plpgsql
+set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  update pgboss.job j set retry_count = r.retries,
+    created_on = case when r.is_first then j.created_on - interval '1 day' else j.created_on end
+  from unnest(ids, retries, firsts, urgent) as r (id, retries, is_first, urgent)
+  where j.name = 'deliveries' and j.id = any(ids) and j.id = r.id and (r.retries > 0 or r.is_first and r.urgent);
+end $$;
+
+-- A delivery's id, if it is held. A function of its own, planned for the day at hand.
 create or replace function waybill.if_held(tenant text, delivery uuid) returns uuid language plpgsql stable
 set plan_cache_mode = force_custom_plan
 as $$

@@ -37,7 +37,7 @@ begin
       dead_letter_reason = null, completed_at = null, next_attempt_at = case when not it.lines_up then moment end, updated_at = moment
     where tenant_id = tenant and delivery_id = delivery;
     perform waybill.count_deliveries(array[tenant, tenant], array[it.endpoint_id, it.endpoint_id], array[it.status, 'pending'], array[-1, 1]);
-    if it.lines_up then perform waybill.count_held(array[tenant], array[it.endpoint_id], array[1]), pg_notify('waybill_held', ''); end if;
+    if it.lines_up then perform waybill.count_held(array[tenant], array[it.endpoint_id], array[delivery]), pg_notify('waybill_held', ''); end if;
   end if;
 
   if it.held or is_finished and it.lines_up then
@@ -60,7 +60,7 @@ begin
       update waybill.deliveries set held = true, bundle = null, spent_retries = greatest(0, attempt_count - earlier_attempts), next_attempt_at = null,
         updated_at = moment
       where tenant_id = tenant and delivery_id = delivery;
-      perform waybill.count_held(array[tenant], array[it.endpoint_id], array[1]), pg_notify('waybill_held', '');
+      perform waybill.count_held(array[tenant], array[it.endpoint_id], array[delivery]), pg_notify('waybill_held', '');
     end if;
   end if;
 

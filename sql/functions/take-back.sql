@@ -13,6 +13,7 @@ declare
   tenants text[];
   bundles uuid[];
   ids uuid[];
+  lapsed record;
 begin
   with lapsed as materialized (
     -- What somebody settles at this moment is not lost.
@@ -26,19 +27,29 @@ begin
   from lapsed l, jsonb_array_elements_text(data -> 'ids') as m (id);
   if ids is not null then perform waybill.unbundle(tenants, bundles, ids, true); end if;
 
-  return query
-  with lapsed as (
-    select id, data ->> 'tenant_id' as tenant_id, retry_count, retry_limit from pgboss.job
+  -- In two statements, so that the second one has the bounds of their partitions.
+  select array_agg(id order by id) as ids, array_agg(data ->> 'tenant_id' order by id) as tenants, array_agg(retry_count order by id) as counts,
+    array_agg(retry_limit order by id) as limits
+  into lapsed
+  from (
+    select id, data, retry_count, retry_limit from pgboss.job
     where name = 'deliveries' and state = 'active' and heartbeat_on < now() - lapse
       and heartbeat_on > case when thorough then '-infinity' else now() - interval '1 minute' end and not data ? 'ids'
     limit most for update skip locked
-  ), judged as (
+  ) j;
+  if lapsed.ids is null then return; end if;
+
+  return query
+  with judged as (
     select l.*, coalesce(d.earlier_attempts + l.retry_count + 1 - greatest(d.earlier_attempts, a.last_ended), 1) as crashes
-    from lapsed l left join waybill.deliveries d on d.tenant_id = l.tenant_id and d.delivery_id = l.id
+    from unnest(lapsed.ids, lapsed.tenants, lapsed.counts, lapsed.limits) as l (id, tenant_id, retry_count, retry_limit)
+    left join waybill.deliveries d on d.tenant_id = l.tenant_id and d.delivery_id = l.id
+      and d.delivery_id between lapsed.ids[1] and lapsed.ids[cardinality(lapsed.ids)]
     left join lateral (
       -- Those since then have lost their worker: most have no record yet, unless the delivery was held.
       select max(attempt_number) as last_ended from waybill.attempts a
       where a.tenant_id = l.tenant_id and a.delivery_id = l.id and a.error is distinct from 'worker_lost'
+        and a.delivery_id between lapsed.ids[1] and lapsed.ids[cardinality(lapsed.ids)]
     ) a on true
   ), decided as (
     select *, crashes < suspect and retry_count < retry_limit as due_now from judged
@@ -48,6 +59,6 @@ begin
     start_after = case when due_now then now() else j.start_after end,
     priority = case when due_now then waybill.place_again(j.priority) else j.priority end,
     retry_limit = case when crashes >= poison then j.retry_count else j.retry_limit end
-  from decided d where j.name = 'deliveries' and j.id = d.id
+  from decided d where j.name = 'deliveries' and j.id = any(lapsed.ids) and j.id = d.id
   returning d.tenant_id, d.id, d.retry_count, d.crashes, d.due_now;
 end $$;

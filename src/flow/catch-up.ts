@@ -42,14 +42,16 @@ export async function catchUp(pool: Pool, failed: Failed[]): Promise<void> {
       select * from unnest(${failed.map(({ tenantId }) => tenantId)}::text[], ${failed.map(({ endpointId }) => endpointId)}::uuid[],
         ${failed.map(({ url }) => url)}::text[], ${failed.map(({ deliveryId }) => deliveryId)}::uuid[])
         as f (tenant_id, endpoint_id, url, delivery_id)
+    ), ordered as materialized (
+      select tenant_id, endpoint_id, delivery_id, e.url <> f.url as has_moved from failed f cross join lateral (
+        -- Whoever is changing it, and has found nothing to hurry yet, is waited for.
+        select url from waybill.endpoints e where e.tenant_id = f.tenant_id and e.endpoint_id = f.endpoint_id and e.ordered offset 0 for key share
+      ) e
     )
     select tenant_id, delivery_id, true as is_replayed from failed join waybill.replay_requests using (tenant_id, delivery_id)
     union all
-    select tenant_id, delivery_id, false from failed f cross join lateral (
-      -- Whoever is changing it, and has found nothing to hurry yet, is waited for.
-      select url from waybill.endpoints e where e.tenant_id = f.tenant_id and e.endpoint_id = f.endpoint_id and e.ordered offset 0 for key share
-    ) e
-    where e.url <> f.url or not waybill.is_oldest(tenant_id, endpoint_id, delivery_id)`
+    select tenant_id, delivery_id, false from ordered where has_moved or delivery_id = any((
+      select waybill.behind(array_agg(tenant_id), array_agg(endpoint_id), array_agg(delivery_id)) from ordered)::uuid[])`
   for (const { tenant_id, delivery_id, is_replayed } of due)
     if (is_replayed) await replayAsRequested(pool, tenant_id, delivery_id)
     else await retried(() => pool`select waybill.hurry(${tenant_id}, ${[delivery_id]}::uuid[])`)

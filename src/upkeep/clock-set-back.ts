@@ -39,16 +39,19 @@ async function mendEndpoints(pool: Pool, longestWaitSeconds: number): Promise<vo
   await pool`
     with late as (
       select tenant_id, endpoint_id, next_slot > now() + interval '5 seconds' as slot_is, failing_since > now() + interval '5 seconds' as failure_is,
-        breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second' as probe_is
+        breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second' as probe_is, held_from > waybill.first_id(now()) as held_is
       from waybill.endpoint_stats
       where greatest(next_slot, failing_since, last_success_at, last_failure_at) > now() + interval '5 seconds'
         or breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second'
+        -- What is published now has an earlier id.
+        or held_from > waybill.first_id(now())
       order by tenant_id, endpoint_id for no key update skip locked
     )
     update waybill.endpoint_stats s set
       next_slot = case when slot_is then null else s.next_slot end,
       failing_since = case when failure_is then now() else s.failing_since end,
       next_probe_at = case when probe_is then now() else s.next_probe_at end,
+      held_from = case when held_is is not true then s.held_from end,
       last_success_at = case when s.last_success_at > now() then now() else s.last_success_at end,
       last_failure_at = case when s.last_failure_at > now() then now() else s.last_failure_at end
     from late where s.tenant_id = late.tenant_id and s.endpoint_id = late.endpoint_id`

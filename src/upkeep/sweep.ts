@@ -86,7 +86,7 @@ async function sweep(pool: Pool, endpoints: Endpoint[]): Promise<number> {
           update waybill.deliveries d set held = true, bundle = null, spent_retries = greatest(0, d.attempt_count - d.earlier_attempts), next_attempt_at = null, updated_at = now()
           from lost l where d.tenant_id = l.tenant_id and d.delivery_id = l.delivery_id
         )
-        select waybill.count_held(array_agg(tenant_id), array_agg(endpoint_id), array_fill(1, array[count(*)::int])), pg_notify('waybill_held', '')
+        select waybill.count_held(array_agg(tenant_id), array_agg(endpoint_id), array_agg(delivery_id)), pg_notify('waybill_held', '')
         from lost`
     return lost.length
   })

@@ -38,6 +38,38 @@ function release(t: TestContext, pool: Pool, lanes: Lanes, slots = 200): void {
   cleanUp(t, releaser.stop)
 }
 
+test('a release reads its own endpoints, however many have come since its plan was made', async (t) => {
+  const { newSession } = await createDatabase(t)
+  const sql = newSession()
+  const endpoint = await holdBack(sql, 3)
+  await sql`update waybill.endpoints set ordered = true`
+  const finish = async () => {
+    await sql`delete from pgboss.job where name = 'deliveries'`
+    await sql`update waybill.deliveries set status = 'delivered' where not held`
+    await sql`update waybill.endpoint_stats set pending = held where endpoint_id = ${endpoint}`
+  }
+  for (let nth = 0; nth < 2; nth++) {
+    assert.equal((await releaseAll(sql, [endpoint]))[0]?.released, 1)
+    await finish()
+  }
+  await sql`
+    with e as (
+      insert into waybill.endpoints (tenant_id, endpoint_id, url, subscribed_events, signing_secret)
+      select 'acme', gen_random_uuid(), 'http://x', array['other'], '' from generate_series(1, 5000) returning tenant_id, endpoint_id
+    )
+    insert into waybill.endpoint_stats (tenant_id, endpoint_id) select tenant_id, endpoint_id from e`
+  const read = async () => {
+    await sql`select pg_stat_force_next_flush()`
+    const [row] = await sql<[{ read: number }]>`
+      select sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::int as read from pg_stat_user_tables
+      where schemaname = 'waybill' and relname in ('endpoints', 'endpoint_stats')`
+    return row.read
+  }
+  const before = await read()
+  assert.equal((await releaseAll(sql, [endpoint]))[0]?.released, 1)
+  assert.ok((await read()) - before < 50, `${(await read()) - before} were read`)
+})
+
 test('what is held counts as failing where its endpoint did not answer last, or has failed three times in a row', async (t) => {
   const { sql } = await createDatabase(t)
   await sql`insert into waybill.tenants (tenant_id, tenant_slug) values ('acme', 'acme')`

@@ -42,6 +42,9 @@ export async function assertBooks(sql: Pool): Promise<void> {
       from waybill.deliveries group by endpoint_id) r using (endpoint_id)
     where (s.pending, s.retrying, s.delivered, s.dead_lettered, s.held) is distinct from (coalesce(p, 0), coalesce(r, 0), coalesce(d, 0), coalesce(x, 0), coalesce(h, 0))`
   assert.deepEqual([...wrong], [], 'counters agree with the rows')
+  const overlooked = await sql`
+    select d.delivery_id from waybill.deliveries d join waybill.endpoint_stats s using (tenant_id, endpoint_id) where d.held and d.delivery_id < s.held_from`
+  assert.deepEqual([...overlooked], [], 'all that is held is where it is looked for')
   const gaps = await sql`
     select d.delivery_id, d.attempt_count, array_agg(a.attempt_number order by a.attempt_number) as numbers
     from waybill.deliveries d left join waybill.attempts a using (tenant_id, delivery_id) group by 1, 2

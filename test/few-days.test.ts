@@ -1,0 +1,167 @@
+import assert from 'node:assert/strict'
+import { type TestContext, test } from 'node:test'
+import type { Db, Pool } from '../src/db/open.ts'
+import { createClockMender } from '../src/upkeep/clock-set-back.ts'
+import { createDatabase, insertEndpoint } from './support/database.ts'
+import { assertBooks } from './support/deliveries.ts'
+import { claim } from './support/queue.ts'
+
+// How many days are kept must not matter to what delivers: of each it would open the tables, or have their plans made.
+
+/** Days before today that have partitions, too. */
+const OLD = 9
+
+/** A database that has kept an old day, and an endpoint. */
+async function keepOldDay(t: TestContext, { ordered = false } = {}) {
+  const { sql } = await createDatabase(t)
+  const [day] = await sql<[{ name: string; first: string; end: string }]>`
+    select to_char(day, 'YYYYMMDD') as name, waybill.first_id(day at time zone 'utc') as first, waybill.first_id((day + interval '1 day') at time zone 'utc') as end
+    from (select date_trunc('day', now() at time zone 'utc') - ${OLD} * interval '1 day' as day) d`
+  for (const kind of ['events', 'deliveries', 'attempts'])
+    await sql.text(
+      `create table waybill.${kind}_${day.name} partition of waybill.${kind} for values from ('${day.first}') to ('${day.end}')`,
+    )
+  const endpoint = await insertEndpoint(sql, { ordered })
+  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id) values ('acme', ${endpoint})`
+  return { sql, endpoint }
+}
+
+/** A delivery of now or of the old day: held, in the queue or delivered. */
+async function insertDelivery(
+  sql: Pool,
+  endpoint: string,
+  { is = 'held' as 'held' | 'queued' | 'delivered', daysAgo = 0 },
+): Promise<string> {
+  const [{ id }] = await sql<[{ id: string }]>`
+    with e as (
+      insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
+      values ('acme', waybill.make_id(clock_timestamp() - ${daysAgo} * interval '1 day'), 'a', '{}', 1) returning event_id
+    )
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, status, updated_at)
+    select 'acme', waybill.make_delivery_id(event_id), event_id, ${endpoint}, 'a', ${is === 'held'},
+      ${is === 'delivered' ? 'delivered' : 'pending'}, now() from e returning delivery_id as id`
+  if (is === 'queued') await sql`select waybill.enqueue_one('acme', ${id}, 1)`
+  await sql`
+    update waybill.endpoint_stats set pending = pending + ${Number(is !== 'delivered')}, delivered = delivered + ${Number(is === 'delivered')},
+      held = held + ${Number(is === 'held')}`
+  return id
+}
+
+/** The distant days that something opens: those before yesterday and after tomorrow. */
+const distantDays = (sql: Pool, run: (sql: Db) => Promise<unknown>): Promise<string[]> =>
+  sql.begin(async (sql) => {
+    await run(sql)
+    const opened = await sql<{ relname: string }[]>`
+      select relname from pg_locks l join pg_class c on c.oid = l.relation
+      where l.pid = pg_backend_pid() and relkind = 'r' and relname ~ '^(events|deliveries|attempts)_\\d+$'
+        and abs(to_date(right(relname, 8), 'YYYYMMDD') - (now() at time zone 'utc')::date) > 1`
+    return opened.map(({ relname }) => relname)
+  })
+
+/** Releases as many as this, and answers with how many there were. */
+async function release(sql: Db, endpoint: string, room = 1): Promise<number> {
+  const released = await sql<{ released: number }[]>`
+    select released from waybill.release_held(array['acme'], array[${endpoint}]::uuid[], array[0], array[${room}::int], interval '25 seconds')`
+  return released[0]?.released ?? 0
+}
+
+const isQueued = async (sql: Db, id: string) => (await sql`select from pgboss.job where id = ${id}`).length === 1
+
+test('a release that knows from where on there is something held opens no distant day', async (t) => {
+  const { sql, endpoint } = await keepOldDay(t)
+  for (let nth = 0; nth < 3; nth++) await insertDelivery(sql, endpoint, {})
+  assert.notDeepEqual(await distantDays(sql, (sql) => release(sql, endpoint)), [])
+  assert.deepEqual(await distantDays(sql, (sql) => release(sql, endpoint)), [])
+  assert.equal(await release(sql, endpoint), 1)
+  await assertBooks(sql)
+})
+
+test('whether an ordered endpoint’s delivery is the oldest is found out without opening a distant day', async (t) => {
+  for (const inOrder of [true, false]) {
+    const { sql, endpoint } = await keepOldDay(t, { ordered: true })
+    if (!inOrder) await insertDelivery(sql, endpoint, {})
+    const id = await insertDelivery(sql, endpoint, { is: 'queued' })
+    await insertDelivery(sql, endpoint, {})
+    await sql`update waybill.endpoint_stats set held_from = waybill.first_id(now() - interval '1 hour')`
+    const days = await distantDays(sql, async (sql) => {
+      const [row] = await sql<[{ ids: string[] }]>`
+        select waybill.behind(array['acme'], array[${endpoint}]::uuid[], array[${id}]::uuid[]) as ids`
+      assert.deepEqual(row.ids, inOrder ? [] : [id])
+    })
+    assert.deepEqual(days, [])
+  }
+})
+
+test('a claim is taken back from a lost worker without opening a distant day', async (t) => {
+  const { sql, endpoint } = await keepOldDay(t)
+  const id = await insertDelivery(sql, endpoint, { is: 'queued' })
+  assert.deepEqual(await claim(sql), [id])
+  await sql`update pgboss.job set heartbeat_on = now() - interval '11 seconds'`
+  const days = await distantDays(sql, async (sql) => {
+    const taken = await sql`select delivery_id from waybill.take_back('10 seconds', 3, 5, 100, false)`
+    assert.deepEqual([...taken], [{ delivery_id: id }])
+  })
+  assert.deepEqual(days, [])
+})
+
+/** How a delivery that is older than all that is held comes to be held. */
+const HOLDS: Record<
+  string,
+  { is: 'queued' | 'delivered'; hold: (sql: Pool, endpoint: string, id: string) => Promise<unknown> }
+> = {
+  'a worker that has no room for it': {
+    is: 'queued',
+    hold: async (sql, endpoint, id) => {
+      await claim(sql)
+      await sql`select waybill.hold_claims(array['acme'], array[${id}]::uuid[], array[${endpoint}]::uuid[], array[null]::uuid[], array[0], false)`
+    },
+  },
+  'a replay': { is: 'delivered', hold: (sql, _, id) => sql`select from waybill.replay('acme', ${id})` },
+  'a worker of the version before, that does not say which it is': {
+    is: 'queued',
+    hold: async (sql, endpoint, id) => {
+      await sql`update waybill.deliveries set held = true where delivery_id = ${id}`
+      await sql`select waybill.count_held(array['acme'], array[${endpoint}]::uuid[], array[1])`
+      await sql`delete from pgboss.job where id = ${id}`
+    },
+  },
+}
+
+for (const [who, { is, hold }] of Object.entries(HOLDS))
+  test(`what is held by ${who} is released first, if it is the oldest`, async (t) => {
+    const { sql, endpoint } = await keepOldDay(t, { ordered: is === 'delivered' })
+    const old = await insertDelivery(sql, endpoint, { is, daysAgo: OLD })
+    const [first] = [await insertDelivery(sql, endpoint, {}), await insertDelivery(sql, endpoint, {})]
+    // An ordered endpoint gets none while another is in the queue.
+    if (is === 'queued') await sql`update waybill.endpoints set ordered = false`
+    await release(sql, endpoint)
+    assert.equal(await isQueued(sql, first), true)
+    await sql`delete from pgboss.job where id = ${first}`
+    await sql`update waybill.deliveries set status = 'delivered' where delivery_id = ${first}`
+    await sql`update waybill.endpoint_stats set pending = pending - 1, delivered = delivered + 1`
+    await hold(sql, endpoint, old)
+    assert.equal(await isQueued(sql, old), false)
+    await assertBooks(sql)
+    assert.equal(await release(sql, endpoint), 1)
+    assert.equal(await isQueued(sql, old), true)
+  })
+
+test('what is held by hand before all that is known of is found when nothing else is left', async (t) => {
+  const { sql, endpoint } = await keepOldDay(t)
+  for (let nth = 0; nth < 2; nth++) await insertDelivery(sql, endpoint, {})
+  await release(sql, endpoint)
+  const old = await insertDelivery(sql, endpoint, { daysAgo: OLD })
+  assert.equal(await release(sql, endpoint, 2), 1)
+  assert.equal(await release(sql, endpoint, 2), 1)
+  assert.equal(await isQueued(sql, old), true)
+  await assertBooks(sql)
+})
+
+test('what is published after the clock was set back by days is found', async (t) => {
+  const { sql, endpoint } = await keepOldDay(t)
+  for (let nth = 0; nth < 2; nth++) await insertDelivery(sql, endpoint, {})
+  await release(sql, endpoint)
+  await sql`update waybill.endpoint_stats set held_from = waybill.first_id(now() + interval '2 days')`
+  await createClockMender(sql, 300)()
+  assert.equal(await release(sql, endpoint), 1)
+})
