@@ -1,16 +1,14 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { Context } from 'hono'
-import { isTooSlow } from '../db/errors.ts'
-import { type Fragment, fragment, join } from '../db/statement.ts'
+import type { Db } from '../db/open.ts'
+import { fragment } from '../db/statement.ts'
 import { AppError } from '../errors.ts'
 import { firstId } from '../ids.ts'
-import { readDays } from '../upkeep/partitions.ts'
 import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
 import { deliveriesQuery, dlqQuery } from './delivery-filters.ts'
 import {
   type DeliveryRow,
-  deliveryColumns,
   deliveryPath,
   deliveryRecord,
   findDelivery,
@@ -18,6 +16,7 @@ import {
   renderDelivery,
 } from './delivery-record.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
+import { readNewest, TooMuch } from './newest-deliveries.ts'
 import { cursorAt, listBody, listOf, listQuery, pageRows } from './pages.ts'
 import type { Reads } from './reads.ts'
 import type { Mount } from './route.ts'
@@ -126,6 +125,19 @@ type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | un
 /** The error of a list whose filters match so little that it took too long. */
 const TOO_MUCH = { path: 'since', message: 'the list took too long to read: narrow it by since and until' }
 
+/** Whether the tenant, or the endpoint, has any delivery, of that status: the counters tell at once that there is nothing to be found. */
+async function isAny(sql: Db, tenant: Tenant, { status, endpoint_id }: Filters): Promise<boolean> {
+  if (!status && !endpoint_id) return true
+  const [row] = await sql<[{ any: boolean }]>`
+    select exists (
+      select from waybill.endpoint_stats s
+      where s.tenant_id = ${tenant.tenantId} and s.endpoint_id = coalesce(${endpoint_id ?? null}::uuid, s.endpoint_id)
+        and case ${status ?? null}::text
+          when 'pending' then s.pending when 'retrying' then s.retrying when 'delivered' then s.delivered
+          when 'dead_lettered' then s.dead_lettered else s.pending + s.retrying + s.delivered + s.dead_lettered end > 0) as any`
+  return row.any
+}
+
 /** Reading deliveries and their attempts. */
 export function mountDeliveries(mount: Mount, { reads, lookUps }: { reads: Reads; lookUps: Reads }): void {
   async function list(c: Context<Env>, tenant: Tenant, query: Filters): Promise<Response> {
@@ -134,36 +146,21 @@ export function mountDeliveries(mount: Mount, { reads, lookUps }: { reads: Reads
       ...(query.endpoint_id ? [fragment`endpoint_id = ${query.endpoint_id}`] : []),
       ...(query.event_type ? [fragment`event_type = ${query.event_type}`] : []),
     ]
-    // The counters tell at once that there is nothing to be found.
-    const isAny = fragment`exists (
-      select from waybill.endpoint_stats s
-      where s.tenant_id = ${tenant.tenantId} and s.endpoint_id = coalesce(${query.endpoint_id ?? null}::uuid, s.endpoint_id)
-        and case ${query.status ?? null}::text
-          when 'pending' then s.pending when 'retrying' then s.retrying when 'delivered' then s.delivered
-          when 'dead_lettered' then s.dead_lettered else s.pending + s.retrying + s.delivered + s.dead_lettered end > 0)`
-    const where = [
-      fragment`tenant_id = ${tenant.tenantId}`,
-      ...filters,
-      ...(query.status || query.endpoint_id ? [isAny] : []),
-      ...(query.since ? [fragment`delivery_id >= ${firstId(query.since)}`] : []),
-      ...(query.until ? [fragment`delivery_id < ${firstId(query.until)}`] : []),
-      ...(query.cursor ? [fragment`delivery_id < ${query.cursor}`] : []),
-    ]
+    const ends = [query.cursor, query.until && firstId(query.until)].filter((id) => id !== undefined).sort()
     return await reads(c, tenant.tenantId, async (sql) => {
-      const { first, end } = await readDays(sql)
-      const newest = (days: Fragment) => fragment`
-        select ${deliveryColumns} from waybill.deliveries where ${join([...where, days], ' and ')}
-        order by delivery_id desc limit ${query.limit + 1 + (query.offset ?? 0)}`
-      // The default partition apart: together with it, the days would be read side by side, each until something is found in it.
-      const rows = await sql<DeliveryRow[]>`
-        select * from (
-          (${newest(fragment`delivery_id >= ${first} and delivery_id < ${end}`)}) union all
-          (${newest(fragment`(delivery_id < ${first} or delivery_id >= ${end})`)})) found
-        order by delivery_id desc ${pageRows(query)}`
+      const rows = (await isAny(sql, tenant, query))
+        ? await readNewest(sql, {
+            where: [fragment`tenant_id = ${tenant.tenantId}`, ...filters],
+            from: query.since && firstId(query.since),
+            below: ends[0],
+            offset: query.offset ?? 0,
+            limit: query.limit + 1,
+          })
+        : []
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
     }).catch((error: unknown) => {
       // There is no index for these filters, since every publish would pay for it: one that matches little reads everything.
-      if (isTooSlow(error) && filters.length > 0) throw new AppError('invalid_request', [TOO_MUCH])
+      if (error instanceof TooMuch && filters.length > 0) throw new AppError('invalid_request', [TOO_MUCH])
       throw error
     })
   }
