@@ -135,6 +135,7 @@ async function main(): Promise<void> {
     beside = ceilings.beside
   }
   await services.start('api', Number(flags.apis))
+  await database.keepDays()
   bench.apiKey = await register(services, receiverOrigin)
   let memory = 0
   const noteMemory = () => {

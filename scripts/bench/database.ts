@@ -5,6 +5,8 @@ import { connect } from '../../test/support/database.ts'
 import { makeDirectory, removeDirectory } from '../../test/support/directory.ts'
 
 const SETTINGS = ['shared_preload_libraries=pg_stat_statements']
+/** RETENTION_DAYS. */
+const KEPT_DAYS = 30
 
 export type Statement = { query: string; calls: number; mean_ms: number; total_ms: number; rows: number }
 export type Bytes = { wal: number; tables: number; queue: number }
@@ -29,6 +31,8 @@ export type BenchDatabase = {
    */
   pauseUpkeep: () => Promise<void>
   resumeUpkeep: () => Promise<void>
+  /** Partitions of as many past days as are kept by default, once the service has made its tables: what is slow with them must not go unnoticed. */
+  keepDays: () => Promise<void>
   /** Starts counting statements anew. */
   resetStatements: () => Promise<void>
   /** What clients have sent to the service's database since; null when the extension is not there. */
@@ -97,6 +101,16 @@ export async function startDatabase(): Promise<BenchDatabase> {
     async resumeUpkeep() {
       await waybill`alter system reset autovacuum`
       await waybill`select pg_reload_conf()`
+    },
+    async keepDays() {
+      await waybill.text(`do $$ declare kind text; begin
+        for n in 2..${KEPT_DAYS} loop
+          for kind in select unnest(array['events', 'deliveries', 'attempts']) loop
+            execute format('create table waybill.%s_%s partition of waybill.%1$s for values from (%L) to (%L)', kind,
+              to_char((now() at time zone 'utc')::date - n, 'YYYYMMDD'), waybill.first_id(date_trunc('day', now(), 'utc') - n * interval '1 day'),
+              waybill.first_id(date_trunc('day', now(), 'utc') - (n - 1) * interval '1 day'));
+          end loop;
+        end loop; end $$`)
     },
     async resetStatements() {
       if (counting) await bench`select pg_stat_statements_reset()`
