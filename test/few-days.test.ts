@@ -3,7 +3,7 @@ import { type TestContext, test } from 'node:test'
 import type { Db, Pool } from '../src/db/open.ts'
 import { createClockMender } from '../src/upkeep/clock-set-back.ts'
 import { createDatabase, insertEndpoint } from './support/database.ts'
-import { assertBooks } from './support/deliveries.ts'
+import { assertBooks, publishMany } from './support/deliveries.ts'
 import { claim } from './support/queue.ts'
 
 // How many days are kept must not matter to what delivers: of each it would open the tables, or have their plans made.
@@ -21,21 +21,24 @@ async function keepOldDay(t: TestContext, { ordered = false } = {}) {
     await sql.text(
       `create table waybill.${kind}_${day.name} partition of waybill.${kind} for values from ('${day.first}') to ('${day.end}')`,
     )
-  const endpoint = await insertEndpoint(sql, { ordered })
-  await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id) values ('acme', ${endpoint})`
-  return { sql, endpoint }
+  const addEndpoint = async () => {
+    const endpoint = await insertEndpoint(sql, { ordered })
+    await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id) values ('acme', ${endpoint})`
+    return endpoint
+  }
+  return { sql, endpoint: await addEndpoint(), addEndpoint, oldDay: `deliveries_${day.name}` }
 }
 
 /** A delivery of now or of the old day: held, in the queue or delivered. */
 async function insertDelivery(
   sql: Pool,
   endpoint: string,
-  { is = 'held' as 'held' | 'queued' | 'delivered', daysAgo = 0 },
+  { is = 'held' as 'held' | 'queued' | 'delivered', daysAgo = 0, hoursAgo = 0 },
 ): Promise<string> {
   const [{ id }] = await sql<[{ id: string }]>`
     with e as (
       insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
-      values ('acme', waybill.make_id(clock_timestamp() - ${daysAgo} * interval '1 day'), 'a', '{}', 1) returning event_id
+      values ('acme', waybill.make_id(clock_timestamp() - ${24 * daysAgo + hoursAgo} * interval '1 hour'), 'a', '{}', 1) returning event_id
     )
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, status, updated_at)
     select 'acme', waybill.make_delivery_id(event_id), event_id, ${endpoint}, 'a', ${is === 'held'},
@@ -43,7 +46,7 @@ async function insertDelivery(
   if (is === 'queued') await sql`select waybill.enqueue_one('acme', ${id}, 1)`
   await sql`
     update waybill.endpoint_stats set pending = pending + ${Number(is !== 'delivered')}, delivered = delivered + ${Number(is === 'delivered')},
-      held = held + ${Number(is === 'held')}`
+      held = held + ${Number(is === 'held')} where endpoint_id = ${endpoint}`
   return id
 }
 
@@ -65,7 +68,9 @@ async function release(sql: Db, endpoint: string, room = 1): Promise<number> {
   return released[0]?.released ?? 0
 }
 
-const isQueued = async (sql: Db, id: string) => (await sql`select from pgboss.job where id = ${id}`).length === 1
+const isQueued = async (sql: Db, id: string) =>
+  (await sql`select from pgboss.job where name = 'deliveries' and (id = ${id} or data -> 'ids' ? ${id}::text)`)
+    .length === 1
 
 test('a release that knows from where on there is something held opens no distant day', async (t) => {
   const { sql, endpoint } = await keepOldDay(t)
@@ -76,20 +81,42 @@ test('a release that knows from where on there is something held opens no distan
   await assertBooks(sql)
 })
 
-test('whether an ordered endpoint’s delivery is the oldest is found out without opening a distant day', async (t) => {
-  for (const inOrder of [true, false]) {
-    const { sql, endpoint } = await keepOldDay(t, { ordered: true })
-    if (!inOrder) await insertDelivery(sql, endpoint, {})
-    const id = await insertDelivery(sql, endpoint, { is: 'queued' })
-    await insertDelivery(sql, endpoint, {})
-    await sql`update waybill.endpoint_stats set held_from = waybill.first_id(now() - interval '1 hour')`
-    const days = await distantDays(sql, async (sql) => {
-      const [row] = await sql<[{ ids: string[] }]>`
-        select waybill.behind(array['acme'], array[${endpoint}]::uuid[], array[${id}]::uuid[]) as ids`
-      assert.deepEqual(row.ids, inOrder ? [] : [id])
-    })
-    assert.deepEqual(days, [])
-  }
+const behind = async (sql: Db, endpoints: string[], ids: string[], areHeld = ids.map(() => false)) => {
+  const rows = await sql<{ id: string }[]>`
+    select distinct unnest(waybill.behind(${ids.map(() => 'acme')}::text[], ${endpoints}::uuid[], ${ids}::uuid[], ${areHeld}::boolean[])) as id`
+  return rows.map(({ id }) => id)
+}
+
+test('whether ordered endpoints’ deliveries are the oldest is found out without opening a distant day', async (t) => {
+  const { sql, endpoint, addEndpoint } = await keepOldDay(t, { ordered: true })
+  const other = await addEndpoint()
+  const late = await insertDelivery(sql, endpoint, { hoursAgo: 0.02 })
+  await insertDelivery(sql, other, {})
+  const [first, second] = [
+    await insertDelivery(sql, other, { is: 'queued', hoursAgo: 0.01 }),
+    await insertDelivery(sql, endpoint, { is: 'queued' }),
+  ]
+  await sql`update waybill.endpoint_stats set held_from = waybill.first_id(now() - interval '1 hour')`
+  const days = await distantDays(sql, async (sql) => {
+    assert.deepEqual(await behind(sql, [other, endpoint], [first, second]), [second])
+  })
+  assert.deepEqual(days, [])
+  // It has a job, as in a backup of two moments.
+  assert.deepEqual(await behind(sql, [endpoint], [late], [true]), [])
+  const later = await insertDelivery(sql, endpoint, {})
+  await sql`update waybill.deliveries set held = false where delivery_id = ${late}`
+  await sql`update waybill.deliveries set held = true where delivery_id = ${second}`
+  assert.deepEqual(await behind(sql, [endpoint], [later], [true]), [later])
+  const [old] =
+    await sql`select waybill.is_oldest('acme', ${endpoint}, ${late}) as yes, waybill.is_oldest('acme', ${endpoint}, ${later}) as no`
+  assert.deepEqual({ ...old }, { yes: true, no: false })
+})
+
+test('a delivery is behind one of a distant day if it is not known from where on some are held', async (t) => {
+  const { sql, endpoint } = await keepOldDay(t, { ordered: true })
+  await insertDelivery(sql, endpoint, { daysAgo: OLD })
+  const id = await insertDelivery(sql, endpoint, { is: 'queued' })
+  assert.deepEqual(await behind(sql, [endpoint], [id]), [id])
 })
 
 test('a claim is taken back from a lost worker without opening a distant day', async (t) => {
@@ -102,6 +129,21 @@ test('a claim is taken back from a lost worker without opening a distant day', a
     assert.deepEqual([...taken], [{ delivery_id: id }])
   })
   assert.deepEqual(days, [])
+})
+
+test('how old a tenant’s queue is shows without opening a day of more than a week ago, unless something waits there', async (t) => {
+  const { sql, endpoint, oldDay } = await keepOldDay(t)
+  await insertDelivery(sql, endpoint, { is: 'queued' })
+  await insertDelivery(sql, endpoint, {})
+  await sql`update waybill.endpoint_stats set held_from = waybill.first_id(now() - interval '1 hour')`
+  await sql`update waybill.deliveries set next_attempt_at = now() - interval '1 minute' where not held`
+  const age = async (sql: Db) =>
+    (await sql<[{ age: number }]>`select round(waybill.queue_age('acme'))::int as age`)[0].age
+  assert.equal(await age(sql), 60)
+  assert.ok(!(await distantDays(sql, age)).includes(oldDay))
+  const old = await insertDelivery(sql, endpoint, { is: 'queued', daysAgo: OLD })
+  await sql`update waybill.deliveries set next_attempt_at = now() - interval '2 minutes' where delivery_id = ${old}`
+  assert.equal(await age(sql), 120)
 })
 
 /** How a delivery that is older than all that is held comes to be held. */
@@ -145,6 +187,81 @@ for (const [who, { is, hold }] of Object.entries(HOLDS))
     assert.equal(await release(sql, endpoint), 1)
     assert.equal(await isQueued(sql, old), true)
   })
+
+test('what was published before others are released, and is stored after that, is found', async (t) => {
+  const { sql, endpoint } = await keepOldDay(t)
+  for (let nth = 0; nth < 2; nth++) await insertDelivery(sql, endpoint, {})
+  await release(sql, endpoint)
+  const [before, ahead] = [
+    await insertDelivery(sql, endpoint, { hoursAgo: 0.9 }),
+    await insertDelivery(sql, endpoint, { hoursAgo: -0.9 }),
+  ]
+  assert.equal(await release(sql, endpoint), 1)
+  assert.equal(await isQueued(sql, before), true)
+  assert.equal(await release(sql, endpoint, 2), 2)
+  assert.equal(await isQueued(sql, ahead), true)
+})
+
+test('what is asked for as a probe does not hide what is older', async (t) => {
+  const { sql, endpoint } = await keepOldDay(t)
+  const [old, wanted] = [await insertDelivery(sql, endpoint, { daysAgo: OLD }), await insertDelivery(sql, endpoint, {})]
+  await sql`update waybill.endpoint_stats set breaker = 'open', probing = ${wanted}, next_probe_at = now()`
+  assert.equal(await release(sql, endpoint), 1)
+  assert.equal(await isQueued(sql, wanted), true)
+  await assertBooks(sql)
+  await sql`update waybill.endpoint_stats set next_probe_at = now()`
+  assert.equal(await release(sql, endpoint), 1)
+  assert.equal(await isQueued(sql, old), true)
+  await assertBooks(sql)
+})
+
+test('an announcement that is published late is not hidden by what was released before', async (t) => {
+  const { sql, endpoint, addEndpoint } = await keepOldDay(t)
+  await sql`update waybill.endpoints set subscribed_events = array['endpoint.disabled']`
+  const about = await addEndpoint()
+  await sql`select waybill.announce('acme', ${about}, 'endpoint.disabled', '{}')`
+  await sql`update waybill.announcements set announcement_id = waybill.make_id(now() - interval '3 hours')`
+  for (let nth = 0; nth < 2; nth++) await insertDelivery(sql, endpoint, {})
+  await release(sql, endpoint)
+  await sql`select waybill.publish_announcements(10)`
+  await assertBooks(sql)
+})
+
+test('publishing tells from where on something is held only where nothing was', async (t) => {
+  const { sql, endpoint, addEndpoint } = await keepOldDay(t, { ordered: true })
+  const other = await addEndpoint()
+  await insertDelivery(sql, other, { daysAgo: OLD })
+  await publishMany(sql, 'acme', 2)
+  await assertBooks(sql)
+  const known = await sql<
+    { id: string }[]
+  >`select endpoint_id as id from waybill.endpoint_stats where held_from is not null`
+  assert.deepEqual([...known], [{ id: endpoint }])
+  assert.deepEqual(await distantDays(sql, (sql) => release(sql, endpoint)), [])
+})
+
+test('where more is counted than is held, the count is mended, and other endpoints are released as before', async (t) => {
+  const { sql, endpoint, addEndpoint } = await keepOldDay(t)
+  const other = await addEndpoint()
+  for (let nth = 0; nth < 3; nth++) for (const one of [endpoint, other]) await insertDelivery(sql, one, {})
+  await sql`update waybill.endpoint_stats set held = held + 1 where endpoint_id = ${other}`
+  await sql`update waybill.endpoint_stats set held_from = waybill.first_id(now() - interval '1 hour')`
+  const both = (sql: Db, room: number) => sql`
+    select from waybill.release_held(array['acme', 'acme'], array[${endpoint}, ${other}]::uuid[], array[0, 0], array[1, ${room}::int], interval '25 seconds')`
+  await both(sql, 10)
+  const standing = () =>
+    sql`select endpoint_id, held::int, held_from is not null as is_known from waybill.endpoint_stats order by endpoint_id`
+  assert.deepEqual(
+    [...(await standing())],
+    [
+      { endpoint_id: endpoint, held: 2, is_known: true },
+      { endpoint_id: other, held: 1, is_known: false },
+    ],
+  )
+  await both(sql, 10)
+  await assertBooks(sql)
+  assert.deepEqual(await distantDays(sql, (sql) => both(sql, 10)), [])
+})
 
 test('what is held by hand before all that is known of is found when nothing else is left', async (t) => {
   const { sql, endpoint } = await keepOldDay(t)

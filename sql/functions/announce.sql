@@ -29,9 +29,12 @@ begin
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, updated_at)
     select tenant_id, waybill.make_delivery_id(announcement_id), announcement_id, endpoint_id, event_type, true, now() from received
   ), counted as (
-    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held)
-    select tenant_id, endpoint_id, count(*), count(*) from received group by tenant_id, endpoint_id order by tenant_id, endpoint_id
-    on conflict (tenant_id, endpoint_id) do update set pending = s.pending + excluded.pending, held = s.held + excluded.held
+    insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, held_from)
+    -- They may have waited for long.
+    select tenant_id, endpoint_id, count(*), count(*), waybill.held_from(min(announcement_id::text)::uuid) from received
+    group by tenant_id, endpoint_id order by tenant_id, endpoint_id
+    on conflict (tenant_id, endpoint_id) do update set pending = s.pending + excluded.pending, held = s.held + excluded.held,
+      held_from = waybill.held_from_with(s.held, s.held_from, excluded.held_from)
   )
   select count(*) into told from taken;
   if told > 0 then perform pg_notify('waybill_held', ''); end if;

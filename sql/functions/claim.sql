@@ -77,7 +77,7 @@ begin
 
   return query
   with found as materialized (
-    select j.*, d.status, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, e.payload, d.endpoint_id
+    select j.*, d.status, d.held, d.attempt_count, d.earlier_attempts, d.event_id, d.event_type, e.payload, d.endpoint_id
     from unnest(tenants, ids, tries, slots, bundles) as j (tenant_id, delivery_id, retry_count, slot, bundle)
     left join lateral (
       select * from waybill.deliveries d where d.tenant_id = j.tenant_id and d.delivery_id = j.delivery_id
@@ -104,7 +104,7 @@ begin
       select * from waybill.endpoint_stats s where s.tenant_id = t.tenant_id and s.endpoint_id = t.endpoint_id offset 0
     ) s on true
   ), behind as materialized (
-    select waybill.behind(array_agg(tenant_id), array_agg(endpoint_id), array_agg(f.delivery_id)) as ids
+    select waybill.behind(array_agg(tenant_id), array_agg(endpoint_id), array_agg(f.delivery_id), array_agg(f.held)) as ids
     from found f join targets t using (tenant_id, endpoint_id) where t.ordered
   ), judged as materialized (
     select *, sendable and (standing = 'good' or at_once is not null or slot is not null or tenant_id <> all(crowding)) as counts
@@ -163,10 +163,11 @@ create or replace function waybill.standing(failure_streak int, last_success_at 
   select case when failure_streak > 0 then 'failing' when last_success_at > now() - interval '30 seconds' then 'good' else 'unsure' end
 $$;
 
--- Those of these deliveries that are not the oldest unfinished ones of their endpoints, which are ordered. None of them is held: where an
--- endpoint has one in the queue, it is this one. Planned anew each time, for the days at hand: a kept plan would open, or at least
+-- Those of these deliveries that are not the oldest unfinished ones of their endpoints, which are ordered; `are_held` tells of each whether it
+-- is held, as one may be that has a job all the same. Planned anew each time, for the days at hand: a kept plan would open, or at least
 -- lock, each day that is kept.
-create or replace function waybill.behind(tenants text[], endpoints uuid[], deliveries uuid[]) returns uuid[] language plpgsql stable strict
+create or replace function waybill.behind(tenants text[], endpoints uuid[], deliveries uuid[], are_held boolean[]) returns uuid[]
+language plpgsql stable strict
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
@@ -175,22 +176,22 @@ declare
   beside record;
   found uuid[] := '{}';
 begin
-  select coalesce(bool_or(queued is distinct from 1), false) as are_queued, coalesce(bool_or(held > 0), false) as are_held,
+  -- Where a single one is in the queue, it is this one, unless this one is held.
+  select bool_or(is_held or queued is distinct from 1) as has_queued, bool_or(held > 0) as has_held,
     min(coalesce(held_from, smallest)::text)::uuid as first_held
   into beside
-  from unnest(tenants, endpoints) as d (tenant_id, endpoint_id)
+  from unnest(tenants, endpoints, are_held) as d (tenant_id, endpoint_id, is_held)
   left join lateral (
     select pending + retrying - held as queued, held, case when held > 0 then held_from else last_id end as held_from
     from waybill.endpoint_stats s where s.tenant_id = d.tenant_id and s.endpoint_id = d.endpoint_id offset 0
   ) s on true;
-  -- Of one that became ordered only a moment ago, others may be.
-  if beside.are_queued then
+  if beside.has_queued then
     found := array(
       select id from unnest(tenants, endpoints, deliveries) as d (tenant_id, endpoint_id, id) cross join lateral (
         select from waybill.deliveries o where o.tenant_id = d.tenant_id and o.endpoint_id = d.endpoint_id
           and o.status in ('pending', 'retrying') and not o.held and o.delivery_id < d.id and o.delivery_id < last_id limit 1) o);
   end if;
-  if beside.are_held then
+  if beside.has_held then
     found := found || array(
       select id from unnest(tenants, endpoints, deliveries) as d (tenant_id, endpoint_id, id) cross join lateral (
         select from waybill.deliveries o where o.tenant_id = d.tenant_id and o.endpoint_id = d.endpoint_id
@@ -201,7 +202,7 @@ end $$;
 
 -- What workers up to 0.1.43 ask, one by one.
 create or replace function waybill.is_oldest(tenant text, endpoint uuid, delivery uuid) returns boolean language sql stable as $$
-  select delivery <> all(waybill.behind(array[tenant], array[endpoint], array[delivery]))
+  select delivery <> all(waybill.behind(array[tenant], array[endpoint], array[delivery], array[true]))
 $$;
 
 -- Notes that the worker that has these claims is alive, but for those that somebody settles at this moment: waiting for them with

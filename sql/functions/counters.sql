@@ -23,14 +23,20 @@ create or replace function waybill.held_from(oldest uuid) returns uuid language 
   select waybill.first_id(waybill.made_at(oldest) - interval '1 hour')
 $$;
 
+-- The same once some are added to those that an endpoint has: `added` is where these are, null if there are none. What is not known of those
+-- that it has stays so.
+create or replace function waybill.held_from_with(held bigint, known uuid, added uuid) returns uuid language sql immutable parallel safe as $$
+  select case when added is null then known when held = 0 then added when known is not null then least(known, added) end
+$$;
+
 -- Counts deliveries that are held from now on, though they were published before.
 create or replace function waybill.count_held(tenants text[], endpoints uuid[], deliveries uuid[]) returns void language sql as $$
   insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, held, held_from)
   -- As text: Postgres has had the least of uuids only since 18.
   select tenant_id, endpoint_id, count(*), waybill.held_from(min(id::text)::uuid) from unnest(tenants, endpoints, deliveries) as c (tenant_id, endpoint_id, id)
   group by tenant_id, endpoint_id order by tenant_id, endpoint_id
-  on conflict (tenant_id, endpoint_id) do update set held = s.held + excluded.held,
-    held_from = case when s.held = 0 then excluded.held_from when s.held_from is not null then least(s.held_from, excluded.held_from) end
+  on conflict (tenant_id, endpoint_id) do update set
+    held = s.held + excluded.held, held_from = waybill.held_from_with(s.held, s.held_from, excluded.held_from)
 $$;
 
 -- What workers up to 0.1.43 call, who do not say which deliveries these are.

@@ -315,13 +315,14 @@ begin
       raise serialization_failure using message = 'others have reached a limit meanwhile';
     end if;
   end if;
-  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, tag)
-  select d.tenant_id, d.endpoint_id, count(*), count(*) filter (where d.held),
+  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, pending, held, held_from, tag)
+  select d.tenant_id, d.endpoint_id, count(*), count(*) filter (where d.held), case when bool_or(d.held) then waybill.held_from(ids[1]) end,
     coalesce(clock_tag + sum(d.step) filter (where not d.held), 0)
   from unnest(new_tenants, new_endpoints, new_held, new_steps) as d (tenant_id, endpoint_id, held, step)
   group by d.tenant_id, d.endpoint_id order by d.tenant_id, d.endpoint_id
   on conflict (tenant_id, endpoint_id) do update set
     pending = s.pending + excluded.pending, held = s.held + excluded.held,
+    held_from = waybill.held_from_with(s.held, s.held_from, excluded.held_from),
     tag = case when excluded.tag > 0 then greatest(s.tag, clock_tag) + excluded.tag - clock_tag else s.tag end;
 
   -- 9. Answer. Only a taken key needs a look at what was there before.

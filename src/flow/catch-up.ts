@@ -51,7 +51,7 @@ export async function catchUp(pool: Pool, failed: Failed[]): Promise<void> {
     select tenant_id, delivery_id, true as is_replayed from failed join waybill.replay_requests using (tenant_id, delivery_id)
     union all
     select tenant_id, delivery_id, false from ordered where has_moved or delivery_id = any((
-      select waybill.behind(array_agg(tenant_id), array_agg(endpoint_id), array_agg(delivery_id)) from ordered)::uuid[])`
+      select waybill.behind(array_agg(tenant_id), array_agg(endpoint_id), array_agg(delivery_id), array_agg(false)) from ordered)::uuid[])`
   for (const { tenant_id, delivery_id, is_replayed } of due)
     if (is_replayed) await replayAsRequested(pool, tenant_id, delivery_id)
     else await retried(() => pool`select waybill.hurry(${tenant_id}, ${[delivery_id]}::uuid[])`)

@@ -39,13 +39,13 @@ async function mendEndpoints(pool: Pool, longestWaitSeconds: number): Promise<vo
   await pool`
     with late as (
       select tenant_id, endpoint_id, next_slot > now() + interval '5 seconds' as slot_is, failing_since > now() + interval '5 seconds' as failure_is,
-        breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second' as probe_is, held_from > waybill.first_id(now()) as held_is
-      from waybill.endpoint_stats
+        breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second' as probe_is, held_from > least_id as held_is
+      from waybill.endpoint_stats, (select waybill.first_id(now()) as least_id offset 0) ids
       where greatest(next_slot, failing_since, last_success_at, last_failure_at) > now() + interval '5 seconds'
         or breaker = 'open' and next_probe_at > now() + ${longestWaitSeconds + 5} * interval '1 second'
-        -- What is published now has an earlier id.
-        or held_from > waybill.first_id(now())
-      order by tenant_id, endpoint_id for no key update skip locked
+        -- What is published now has a lower id.
+        or held_from > least_id
+      order by tenant_id, endpoint_id for no key update of endpoint_stats skip locked
     )
     update waybill.endpoint_stats s set
       next_slot = case when slot_is then null else s.next_slot end,
