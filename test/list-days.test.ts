@@ -76,6 +76,21 @@ test('a list goes on from the days to the default partition, and begins there if
   assert.deepEqual(ids(skipped.body), all.slice(4))
 })
 
+test('a list goes on from its cursor within the times that were asked for', async (t) => {
+  const { sql, call, insert } = await threeDays(t)
+  await insert(9, 2, 'wanted')
+  const rows = await sql`select delivery_id from waybill.deliveries where event_type = 'wanted' order by 1 desc`
+  const until = new Date(Date.now() + 86_400_000).toISOString()
+  const asked = `/v1/deliveries?event_type=wanted&limit=3&until=${until}`
+  const first = await call('GET', asked)
+  const second = await call('GET', `${asked}&cursor=${first.body.next_cursor}`)
+  const ids = [...first.body.data, ...second.body.data].map((row) => row.delivery_id)
+  assert.deepEqual(
+    ids,
+    rows.slice(2, 8).map((row) => row.delivery_id),
+  )
+})
+
 test('a list of what an endpoint or a tenant has none of reads no deliveries', async (t) => {
   const { sql, service, call } = await threeDays(t)
   const { body: other } = await call('POST', '/v1/endpoints', {

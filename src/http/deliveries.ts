@@ -122,6 +122,8 @@ const listAttempts = createRoute({
 
 type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | undefined }
 
+/** How long the statements of a list with filters may take before one more, which may take 2.5 s: all in all there are four. */
+const PATIENCE_MS = 1000
 /** The error of a list whose filters match so little that it took too long. */
 const TOO_MUCH = { path: 'since', message: 'the list took too long to read: narrow it by since and until' }
 
@@ -155,6 +157,7 @@ export function mountDeliveries(mount: Mount, { reads, lookUps }: { reads: Reads
             below: ends[0],
             offset: query.offset ?? 0,
             limit: query.limit + 1,
+            patienceMs: filters.length > 0 ? PATIENCE_MS : Infinity,
           })
         : []
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)

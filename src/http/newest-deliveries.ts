@@ -11,9 +11,6 @@ import { type DeliveryRow, deliveryColumns } from './delivery-record.ts'
  */
 const DAYS = { first: 15, next: 60 }
 const DAY_MS = 86_400_000
-/** When a list has taken so long, a further statement, which may take three seconds, could end after the request's time. */
-const PATIENCE_MS = 1000
-
 /** Reading what was asked for takes too long. */
 export class TooMuch extends Error {}
 
@@ -22,14 +19,18 @@ type Bounds = { from?: string | undefined; below?: string | undefined }
 
 /**
  * The newest of the deliveries that `where` allows, newest first, without the first `offset` of them and at most `limit`. The bounds are
- * those of their ids. Throws TooMuch.
+ * those of their ids. Throws TooMuch if a statement is cancelled, or when a further one would be needed after `patienceMs`.
  */
 export async function readNewest(
   sql: Db,
-  asked: Bounds & { where: Fragment[]; offset: number; limit: number },
+  asked: Bounds & { where: Fragment[]; offset: number; limit: number; patienceMs: number },
 ): Promise<DeliveryRow[]> {
-  const begun = performance.now()
   const { from, below, limit } = asked
+  const days = await readDays(sql)
+  const begun = performance.now()
+  const goOn = () => {
+    if (performance.now() - begun > asked.patienceMs) throw new TooMuch('reading older deliveries would take too long')
+  }
   const where = [
     ...asked.where,
     ...(from ? [fragment`delivery_id >= ${from}`] : []),
@@ -38,7 +39,7 @@ export async function readNewest(
   const rows: DeliveryRow[] = []
   let skip = asked.offset
   try {
-    for (const stretch of stretches(await readDays(sql), asked)) {
+    for (const stretch of stretches(days, asked)) {
       const newest = (columns: Fragment, most: number) => fragment`
         select ${columns} from (${join(
           stretch.map(
@@ -48,15 +49,17 @@ export async function readNewest(
           ),
           ' union all ',
         )}) found order by delivery_id desc limit ${most}`
+      goOn()
       if (skip > 0) {
         const [skipped] = await sql<[{ count: number; last: string }]>`
           select count(*)::int as count, min(delivery_id::text) as last from (${newest(fragment`delivery_id`, skip)}) skipped`
         skip -= skipped.count
-        if (skip === 0) where.push(fragment`delivery_id < ${skipped.last}`)
+        if (skip > 0) continue
+        where.push(fragment`delivery_id < ${skipped.last}`)
+        goOn()
       }
-      if (skip === 0) rows.push(...(await sql<DeliveryRow[]>`${newest(deliveryColumns, limit - rows.length)}`))
+      rows.push(...(await sql<DeliveryRow[]>`${newest(deliveryColumns, limit - rows.length)}`))
       if (rows.length === limit) break
-      if (performance.now() - begun > PATIENCE_MS) throw new TooMuch('reading older deliveries would take too long')
     }
   } catch (error) {
     throw isTooSlow(error) ? new TooMuch('reading deliveries took too long', { cause: error }) : error
