@@ -77,8 +77,8 @@ begin
       from sharing
     ) s cross join lateral waybill.oldest_held(s.tenants, s.endpoints, s.rooms, s.wanted, s.froms, moment) f
   ), short as (
-    -- Where there are fewer than are counted, some are not where they are looked for, or the count is wrong.
-    select tenant_id, endpoint_id, coalesce(n, 0) as n from sharing left join (select lane, count(*) as n from found group by lane) f using (lane)
+    -- Where there are fewer than are counted, some are not where they are looked for, as when somebody has held them by hand.
+    select tenant_id, endpoint_id from sharing left join (select lane, count(*) as n from found group by lane) f using (lane)
     where coalesce(n, 0) < least(room, held) and (select count(*) < 2000 from found)
   ), chosen as (
     select l.tenant_id, l.endpoint_id, d.delivery_id, d.spent_retries, l.max_per_second, l.urgent, l.wanted is null as from_oldest,
@@ -93,11 +93,10 @@ begin
     array_agg(max_per_second) as rates, array_agg(tag) as tags, array_agg(next_tag) as next_tags,
     -- A turn earlier if urgent: the clock does not tell where in a turn claiming is, so the tag may be in the next one already.
     array_agg(case when urgent then tag - 1 else tag end) as starts, array_agg(clock) as clocks, array_agg(slot) as slots,
-    (select array_agg(tenant_id) from short) as short_tenants, (select array_agg(endpoint_id) from short) as short_endpoints,
-    (select array_agg(n) from short) as short_counts
+    (select array_agg(tenant_id) from short) as short_tenants, (select array_agg(endpoint_id) from short) as short_endpoints
   into picked from chosen;
   if picked.short_endpoints is not null then
-    perform waybill.look_further(picked.short_tenants, picked.short_endpoints, picked.short_counts);
+    perform waybill.forget_held_from(picked.short_tenants, picked.short_endpoints);
   end if;
   if picked.n = 0 then return; end if;
 
@@ -117,8 +116,10 @@ begin
 
   -- Not an update, whose kept plan might go through all endpoints that there are: all of these are there.
   insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, held, held_from, tag, next_slot, probing)
-  select tenant_id, endpoint_id, count(*), 
-    case when bool_and(from_oldest) and endpoint_id <> all(coalesce(picked.short_endpoints, '{}')) then waybill.held_from(min(delivery_id::text)::uuid) end,
+  select tenant_id, endpoint_id, count(*),
+    -- Those from before the clock was set back are not looked for once it is known.
+    case when bool_and(from_oldest) and endpoint_id <> all(coalesce(picked.short_endpoints, '{}')) and min(delivery_id::text)::uuid < waybill.first_id(moment)
+      then waybill.held_from(min(delivery_id::text)::uuid) end,
     coalesce(max(next_tag) filter (where is_first), '-infinity'), max(slot) + interval '1 second' / max(rate), min(delivery_id::text)::uuid
   from unnest(picked.tenants, picked.endpoints, picked.ids, picked.firsts, picked.rates, picked.next_tags, picked.slots, picked.from_oldest)
     as p (tenant_id, endpoint_id, delivery_id, is_first, rate, next_tag, slot, from_oldest) group by tenant_id, endpoint_id
@@ -182,15 +183,13 @@ begin
   limit 2000;
 end $$;
 
--- For endpoints, which are locked, of whose held deliveries a release has found only so many, fewer than are counted: the next release looks
--- on all days; and where this one has, there are no more.
-create or replace function waybill.look_further(tenants text[], endpoints uuid[], counts bigint[]) returns void language plpgsql
+-- Has the next release look on all days.
+create or replace function waybill.forget_held_from(tenants text[], endpoints uuid[]) returns void language plpgsql
 set plan_cache_mode = force_custom_plan
 as $$
 begin
-  update waybill.endpoint_stats s set held_from = null, held = case when held_from is null then n else held end
-  from unnest(tenants, endpoints, counts) as a (tenant_id, endpoint_id, n)
-  where s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id;
+  update waybill.endpoint_stats s set held_from = null from unnest(tenants, endpoints) as a (tenant_id, endpoint_id)
+  where s.tenant_id = a.tenant_id and s.endpoint_id = a.endpoint_id and s.held_from is not null;
 end $$;
 
 -- Gives the jobs of released deliveries the retries that these have spent: started_on is empty, so the next claim is this very retry and not
