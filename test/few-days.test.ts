@@ -3,6 +3,7 @@ import { type TestContext, test } from 'node:test'
 import type { Db, Pool } from '../src/db/open.ts'
 import { createClockMender } from '../src/upkeep/clock-set-back.ts'
 import { createDatabase, insertEndpoint } from './support/database.ts'
+import { keepDays } from './support/days.ts'
 import { assertBooks, publishMany } from './support/deliveries.ts'
 import { claim } from './support/queue.ts'
 
@@ -14,13 +15,10 @@ const OLD = 9
 /** A database that has kept an old day, and an endpoint. */
 async function keepOldDay(t: TestContext, { ordered = false } = {}) {
   const { sql } = await createDatabase(t)
-  const [day] = await sql<[{ name: string; first: string; end: string }]>`
-    select to_char(day, 'YYYYMMDD') as name, waybill.first_id(day at time zone 'utc') as first, waybill.first_id((day + interval '1 day') at time zone 'utc') as end
-    from (select date_trunc('day', now() at time zone 'utc') - ${OLD} * interval '1 day' as day) d`
-  for (const kind of ['events', 'deliveries', 'attempts'])
-    await sql.text(
-      `create table waybill.${kind}_${day.name} partition of waybill.${kind} for values from ('${day.first}') to ('${day.end}')`,
-    )
+  await keepDays(sql, { oldest: OLD, latest: OLD })
+  const [day] = await sql<
+    [{ name: string }]
+  >`select to_char(now() at time zone 'utc' - ${OLD} * interval '1 day', 'YYYYMMDD') as name`
   const addEndpoint = async () => {
     const endpoint = await insertEndpoint(sql, { ordered })
     await sql`insert into waybill.endpoint_stats (tenant_id, endpoint_id) values ('acme', ${endpoint})`

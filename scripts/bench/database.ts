@@ -2,6 +2,7 @@ import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { freePort, loadPackage, serverOptions } from '../../src/embedded.ts'
 import { connect } from '../../test/support/database.ts'
+import { keepDays } from '../../test/support/days.ts'
 import { makeDirectory, removeDirectory } from '../../test/support/directory.ts'
 
 const SETTINGS = ['shared_preload_libraries=pg_stat_statements']
@@ -32,7 +33,7 @@ export type BenchDatabase = {
   pauseUpkeep: () => Promise<void>
   resumeUpkeep: () => Promise<void>
   /** Partitions of as many past days as are kept by default, once the service has made its tables: what is slow with them must not go unnoticed. */
-  keepDays: () => Promise<void>
+  keepDays: () => Promise<unknown>
   /** Starts counting statements anew. */
   resetStatements: () => Promise<void>
   /** What clients have sent to the service's database since; null when the extension is not there. */
@@ -102,16 +103,7 @@ export async function startDatabase(): Promise<BenchDatabase> {
       await waybill`alter system reset autovacuum`
       await waybill`select pg_reload_conf()`
     },
-    async keepDays() {
-      await waybill.text(`do $$ declare kind text; begin
-        for n in 2..${KEPT_DAYS} loop
-          for kind in select unnest(array['events', 'deliveries', 'attempts']) loop
-            execute format('create table waybill.%s_%s partition of waybill.%1$s for values from (%L) to (%L)', kind,
-              to_char((now() at time zone 'utc')::date - n, 'YYYYMMDD'), waybill.first_id(date_trunc('day', now(), 'utc') - n * interval '1 day'),
-              waybill.first_id(date_trunc('day', now(), 'utc') - (n - 1) * interval '1 day'));
-          end loop;
-        end loop; end $$`)
-    },
+    keepDays: () => keepDays(waybill, { oldest: KEPT_DAYS }),
     async resetStatements() {
       if (counting) await bench`select pg_stat_statements_reset()`
     },

@@ -4,18 +4,14 @@ import type { Db } from '../../src/db/open.ts'
 import { fragment } from '../../src/db/statement.ts'
 import { readNewest, TooMuch } from '../../src/http/newest-deliveries.ts'
 import { createDatabase, insertEndpoint, lock } from '../support/database.ts'
+import { keepDays } from '../support/days.ts'
 
 const ACME = [fragment`tenant_id = 'acme'`]
 
 /** Deliveries of so many days from today, two each; the last eighty days have partitions, and those a week ahead. */
-async function keepDays(t: TestContext, days: number[]) {
+async function startWith(t: TestContext, days: number[]) {
   const { sql, openPool } = await createDatabase(t)
-  await sql.text(`do $$ begin
-    for n in 2..80 loop
-      execute format('create table waybill.deliveries_%s partition of waybill.deliveries for values from (%L) to (%L)',
-        to_char((now() at time zone 'utc')::date - n, 'YYYYMMDD'), waybill.first_id(date_trunc('day', now(), 'utc') - n * interval '1 day'),
-        waybill.first_id(date_trunc('day', now(), 'utc') - (n - 1) * interval '1 day'));
-    end loop; end $$`)
+  await keepDays(sql, { oldest: 80 })
   const endpoint = await insertEndpoint(sql)
   await sql`
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, updated_at)
@@ -32,7 +28,7 @@ const read = async (sql: Db, asked: Partial<Parameters<typeof readNewest>[1]>) =
   )
 
 test('the newest deliveries are read in one order over all days, whatever bounds, offset and limit are asked for', async (t) => {
-  const { sql, ids } = await keepDays(t, [8, 9, 7, 3, 0, -1, -7, -8, -14, -15, -40, -67, -68, -79, -80, -81, -200])
+  const { sql, ids } = await startWith(t, [8, 9, 7, 3, 0, -1, -7, -8, -14, -15, -40, -67, -68, -79, -80, -81, -200])
   assert.equal(ids.length, 34)
   assert.deepEqual(await read(sql, {}), ids)
   for (let at = 0; at < ids.length; at += 3)
@@ -60,7 +56,7 @@ test('the newest deliveries are read in one order over all days, whatever bounds
 })
 
 /** How many days a read opens. */
-const daysOpened = (sql: Awaited<ReturnType<typeof keepDays>>['sql'], run: (sql: Db) => Promise<unknown>) =>
+const daysOpened = (sql: Awaited<ReturnType<typeof startWith>>['sql'], run: (sql: Db) => Promise<unknown>) =>
   sql.begin(async (sql) => {
     await run(sql)
     const [row] = await sql<[{ days: number }]>`
@@ -70,7 +66,7 @@ const daysOpened = (sql: Awaited<ReturnType<typeof keepDays>>['sql'], run: (sql:
   })
 
 test('a list opens the latest days, and older ones when those have not all that was asked for', async (t) => {
-  const { sql, ids } = await keepDays(t, [0, -1, -2, -70])
+  const { sql, ids } = await startWith(t, [0, -1, -2, -70])
   assert.equal(await daysOpened(sql, (sql) => read(sql, { limit: 6 })), 15)
   assert.equal(await daysOpened(sql, (sql) => read(sql, { offset: 2, limit: 4 })), 15)
   assert.equal(await daysOpened(sql, (sql) => read(sql, { below: ids[5], limit: 1 })), 16 + 60)
@@ -79,7 +75,7 @@ test('a list opens the latest days, and older ones when those have not all that 
 })
 
 test('a list that cannot be read in time is too much', async (t) => {
-  const { sql, openPool, ids } = await keepDays(t, [0, -70])
+  const { sql, openPool, ids } = await startWith(t, [0, -70])
   const release = await lock(sql, 'waybill.deliveries_default')
   const impatient = openPool({ patienceMs: 300 })
   assert.equal(
