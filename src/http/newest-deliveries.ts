@@ -11,6 +11,7 @@ import { type DeliveryRow, deliveryColumns } from './delivery-record.ts'
  */
 const DAYS = { first: 15, next: 60 }
 const DAY_MS = 86_400_000
+
 /** Reading what was asked for takes too long. */
 export class TooMuch extends Error {}
 

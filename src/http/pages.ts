@@ -77,7 +77,7 @@ export const listOf = <Item extends z.ZodType>(item: Item) =>
 /** The end of a statement that reads a page's rows, and one more, which says whether there are more. */
 export const pageRows = ({ limit, offset = 0 }: Page) => fragment`limit ${limit + 1} offset ${offset}`
 
-/** The body of a list: `rows` are those of `pageRows`. */
+/** The body of a list: `rows` are those of its page, and one more if there are more. */
 export function listBody<Row, Item>(
   page: Page,
   rows: Row[],
