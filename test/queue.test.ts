@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import type { Db } from '../src/db/open.ts'
+import type { Db, Pool } from '../src/db/open.ts'
 import { createLog, type Log } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
 import { createBoss, DELIVERIES, stopBoss } from '../src/queue.ts'
@@ -147,6 +147,68 @@ test('claiming and finishing read their own jobs, by plans from when the queue w
   const read = await rowsRead(session)
   await session`commit`
   assert.ok(read > 0 && read < 4 * claimed.length, `${read} rows of the queue were read`)
+})
+
+/** 300 jobs, but the statistics say that there are two, in as many pages; and the indexes are as large as many jobs have made them. */
+async function fillAnEmptyQueue(sql: Pool): Promise<void> {
+  await queueAt(sql, Array(10_000).fill(1))
+  await sql`delete from pgboss.job`
+  await sql.text('vacuum pgboss.job')
+  const last = (await queueAt(sql, Array(300).fill(1))).slice(-2)
+  await sql`delete from pgboss.job where id <> all(${last}::uuid[])`
+  await sql.text('vacuum analyze pgboss.job')
+  await queueAt(sql, Array(300).fill(1))
+}
+
+test('deliveries that leave their bundles read these jobs alone, by statistics of a queue that was all but empty', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  await fillAnEmptyQueue(sql)
+  const bundles = Array.from({ length: 10 }, () => randomUUID())
+  const members = bundles.flatMap((bundle) => [1, 2, 3].map(() => ({ bundle, id: randomUUID() })))
+  const each = <T>(value: T) => members.map(() => value)
+  await sql`
+    select waybill.enqueue_new(${each('acme')}::text[], ${members.map(({ id }) => id)}::uuid[], ${each(0)}::float8[], ${each(false)}::boolean[],
+      ${members.map(({ bundle }) => bundle)}::uuid[])`
+  await newSession().begin(async (tx) => {
+    const claimed = await tx`select id from waybill.fetch_due(-1000, 1000, ${bundles.length})`
+    assert.deepEqual(claimed.map(({ id }) => id).sort(), bundles.toSorted())
+    // All of the first one's, and one of each of the others.
+    const leaving = members.filter(({ bundle }, n) => bundle === bundles[0] || n % 3 === 0)
+    const before = await rowsRead(tx)
+    const [row] = await tx<{ ids: string[] }[]>`
+      select waybill.leave_bundles(${leaving.map(({ bundle }) => bundle)}::uuid[], ${leaving.map(({ id }) => id)}::uuid[]) as ids`
+    const read = (await rowsRead(tx)) - before
+    assert.deepEqual(row?.ids.toSorted(), leaving.map(({ id }) => id).sort())
+    assert.ok(read > 0 && read < 10 * bundles.length, `${read} rows of the queue were read`)
+    const left =
+      await tx`select id, data -> 'ids' as ids from pgboss.job where name = 'deliveries' and id = any(${bundles}::uuid[])`
+    assert.deepEqual(
+      left.flatMap(({ ids }) => ids).sort(),
+      members
+        .filter((member) => !leaving.includes(member))
+        .map(({ id }) => id)
+        .sort(),
+    )
+    assert.equal(left.length, bundles.length - 1)
+  })
+})
+
+test('claims that are put away read their own jobs alone, by statistics of a queue that was all but empty', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  await fillAnEmptyQueue(sql)
+  const ids = await queueAt(sql, Array(50).fill(0))
+  const each = <T>(value: T) => ids.map(() => value)
+  await newSession().begin(async (tx) => {
+    const claimed = await tx`select id from waybill.fetch_due(-1000, 1000, ${ids.length})`
+    assert.deepEqual(claimed.map(({ id }) => id).sort(), ids.toSorted())
+    const before = await rowsRead(tx)
+    const still = await tx`
+      select id from waybill.claims_that_hold(${each('acme')}::text[], ${ids}::uuid[], ${ids}::uuid[], ${each(null)}::uuid[], ${each(0)}::int[],
+        ${each(Date.now() + 1000)}::float8[])`
+    const read = (await rowsRead(tx)) - before
+    assert.equal(still.length, ids.length)
+    assert.ok(read > 0 && read < 4 * ids.length, `${read} rows of the queue were read`)
+  })
 })
 
 test('what has lost its worker is looked for without reading what waits', async (t) => {

@@ -2,6 +2,31 @@
 -- planner that knows nothing of the queue yet, or believes it short, would go through all of it for each batch, just when an
 -- outage has made it long.
 
+-- Those of these claims that still hold; `i` is their place among them. The id and retry count of a job do not tell, since after a
+-- release or a replay a delivery's new job may have the same; the time of the claim does. Their jobs are locked, so that nobody takes
+-- them back before the transaction has put them away: bundles in order, which others of their deliveries may be leaving, and then what was
+-- not sent first. If that was taken back while this waits for the others, an attempt would seem lost that was never made.
+create or replace function waybill.claims_that_hold(tenants text[], deliveries uuid[], endpoints uuid[], bundles uuid[], retry_counts int[],
+  claimed_ms float8[], unsent boolean[] default '{}')
+returns table (tenant_id text, id uuid, endpoint_id uuid, bundle uuid, n int, i int) language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select u.tenant_id, u.id, u.endpoint_id, u.bundle, u.n, u.i::int
+  from (
+    select * from unnest(tenants, deliveries, endpoints, bundles, retry_counts, claimed_ms, unsent)
+      with ordinality as u (tenant_id, id, endpoint_id, bundle, n, claimed_ms, is_unsent, i)
+    order by bundle, is_unsent is not true, id) u
+  cross join lateral (
+    select j.data from pgboss.job j
+    where j.name = 'deliveries' and j.id = coalesce(u.bundle, u.id) and j.state = 'active' and j.retry_count = u.n
+      and j.started_on <= to_timestamp(u.claimed_ms / 1000)
+    for no key update offset 0) j
+  where u.bundle is null or j.data -> 'ids' ? u.id::text;
+end $$;
+
 -- Gives claims back: no retry spent, nothing counted. They are due at once, as if they had not been made, or if `seconds` are given, as
 -- retries, at a random moment of the last of these. Claims that have lapsed are left alone. Returns how many were given back.
 -- `counted`: they have been counted against the month, and are taken off again.

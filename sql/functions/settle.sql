@@ -46,19 +46,10 @@ declare
   tried uuid[];
   its record;
 begin
-  -- Which claims still hold. The id and retry count of a job do not tell, since a replay's may have the same; the time of the claim
-  -- does. All jobs are locked here: bundles in order, which others of their deliveries may be leaving, and then what was not sent first.
-  -- If that was taken back while this waits for the others, an attempt would seem lost that was never made.
+  -- All jobs are locked here.
   valid := array(
-    select i::int from (
-      select * from unnest(deliveries, bundles, retry_counts, claimed_ms, verdicts) with ordinality as u (id, bundle, n, claimed_ms, verdict, i)
-      order by bundle, verdict <> 'over_quota', id) u
-    cross join lateral (
-      select j.data from pgboss.job j
-      where j.name = 'deliveries' and j.id = coalesce(bundle, u.id) and j.state = 'active' and j.retry_count = n
-        and j.started_on <= to_timestamp(claimed_ms / 1000)
-      for no key update offset 0) j
-    where bundle is null or j.data -> 'ids' ? u.id::text);
+    select i from waybill.claims_that_hold(tenants, deliveries, endpoints, bundles, retry_counts, claimed_ms,
+      array(select verdict = 'over_quota' from unnest(verdicts) with ordinality as u (verdict, i) order by i)));
   if 'gone' = any(verdicts) then
     -- A 410 from a URL that the endpoint no longer has says nothing about the one that it has now: the attempt has merely failed.
     moved := array(

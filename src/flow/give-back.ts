@@ -1,6 +1,5 @@
 import type { Db, Pool } from '../db/open.ts'
 import { type Fragment, fragment } from '../db/statement.ts'
-import { DELIVERIES } from '../queue.ts'
 import { type Claim, type ClaimedJob, fenceOf } from './claim.ts'
 
 /**
@@ -22,22 +21,12 @@ export async function dropClaims(pool: Pool, claims: ClaimedJob[]): Promise<void
   await pool`select waybill.finish_claims(${claims.map(({ deliveryId }) => deliveryId)}::uuid[], ${claims.map(fenceOf)}::text[])`
 }
 
-/**
- * The end of a `select` of aggregates over claims, as `c` (tenant_id, id, endpoint_id, bundle, n), without those whose job has
- * been claimed again since. The fence alone does not tell: after a release or a replay, a delivery's new job may have the id and
- * the retry count of the old one. The time of the claim does. The jobs are locked, so that nobody takes them back before the
- * transaction has put them away, and bundles in the order in which they are locked to be settled. Gives one row, or none.
- */
+/** The end of a `select` of aggregates over those claims that still hold (waybill.claims_that_hold). Gives one row, or none. */
 export function fromClaims(claims: ClaimedJob[]): Fragment {
   return fragment`
-    from (select * from unnest(${claims.map((claim) => claim.tenantId)}::text[], ${claims.map((claim) => claim.deliveryId)}::uuid[], ${claims.map((claim) => claim.endpointId)}::uuid[],
-      ${claims.map((claim) => claim.bundle)}::uuid[], ${claims.map((claim) => claim.retryCount)}::int[], ${claims.map((claim) => claim.claimedAtMs)}::float8[])
-      as u (tenant_id, id, endpoint_id, bundle, n, claimed_ms) order by coalesce(bundle, id)) c
-    cross join lateral (
-      select from pgboss.job j
-      where j.name = ${DELIVERIES} and j.id = coalesce(c.bundle, c.id) and j.state = 'active' and j.retry_count = c.n
-        and j.started_on <= to_timestamp(claimed_ms / 1000)
-      for no key update offset 0) j
+    from waybill.claims_that_hold(${claims.map((claim) => claim.tenantId)}::text[], ${claims.map((claim) => claim.deliveryId)}::uuid[],
+      ${claims.map((claim) => claim.endpointId)}::uuid[], ${claims.map((claim) => claim.bundle)}::uuid[],
+      ${claims.map((claim) => claim.retryCount)}::int[], ${claims.map((claim) => claim.claimedAtMs)}::float8[]) c
     having count(*) > 0`
 }
 
