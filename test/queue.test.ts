@@ -1,14 +1,14 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
-import type { Db, Pool } from '../src/db/open.ts'
+import type { Db } from '../src/db/open.ts'
 import { createLog, type Log } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
 import { createBoss, DELIVERIES, stopBoss } from '../src/queue.ts'
 import { cleanUp } from './support/cleanup.ts'
 import { createDatabase, insertEndpoint, QUEUE } from './support/database.ts'
 import { NO_LIMITS } from './support/deliveries.ts'
-import { queueAt, startFailing } from './support/queue.ts'
+import { fillEmptiedQueue, queueAt, startFailing } from './support/queue.ts'
 import { waitFor } from './support/wait.ts'
 
 test('a job that publishing makes is the same row as one that pg-boss makes', async (t) => {
@@ -149,20 +149,9 @@ test('claiming and finishing read their own jobs, by plans from when the queue w
   assert.ok(read > 0 && read < 4 * claimed.length, `${read} rows of the queue were read`)
 })
 
-/** 300 jobs, but the statistics say that there are two, in as many pages; and the indexes are as large as many jobs have made them. */
-async function fillAnEmptyQueue(sql: Pool): Promise<void> {
-  await queueAt(sql, Array(10_000).fill(1))
-  await sql`delete from pgboss.job`
-  await sql.text('vacuum pgboss.job')
-  const last = (await queueAt(sql, Array(300).fill(1))).slice(-2)
-  await sql`delete from pgboss.job where id <> all(${last}::uuid[])`
-  await sql.text('vacuum analyze pgboss.job')
-  await queueAt(sql, Array(300).fill(1))
-}
-
 test('deliveries that leave their bundles read these jobs alone, by statistics of a queue that was all but empty', async (t) => {
   const { sql, newSession } = await createDatabase(t)
-  await fillAnEmptyQueue(sql)
+  await fillEmptiedQueue(sql, 300)
   const bundles = Array.from({ length: 10 }, () => randomUUID())
   const members = bundles.flatMap((bundle) => [1, 2, 3].map(() => ({ bundle, id: randomUUID() })))
   const each = <T>(value: T) => members.map(() => value)
@@ -195,7 +184,7 @@ test('deliveries that leave their bundles read these jobs alone, by statistics o
 
 test('claims that are put away read their own jobs alone, by statistics of a queue that was all but empty', async (t) => {
   const { sql, newSession } = await createDatabase(t)
-  await fillAnEmptyQueue(sql)
+  await fillEmptiedQueue(sql, 300)
   const ids = await queueAt(sql, Array(50).fill(0))
   const each = <T>(value: T) => ids.map(() => value)
   await newSession().begin(async (tx) => {

@@ -9,6 +9,20 @@ export async function queueAt(sql: Db, tags: number[]): Promise<string[]> {
   return ids
 }
 
+/**
+ * So many jobs, though the statistics say that there are two, in as many pages as these take; and indexes as large as many more have
+ * made them. Postgres then takes one look-up for as dear as reading the whole queue.
+ */
+export async function fillEmptiedQueue(sql: Pool, jobs: number): Promise<void> {
+  await queueAt(sql, Array(10_000).fill(1))
+  await sql`delete from pgboss.job`
+  await sql.text('vacuum pgboss.job')
+  const last = (await queueAt(sql, Array(jobs).fill(1))).slice(-2)
+  await sql`delete from pgboss.job where id <> all(${last}::uuid[])`
+  await sql.text('vacuum analyze pgboss.job')
+  await queueAt(sql, Array(jobs).fill(1))
+}
+
 export const claim = async (sql: Db, { retries = false, thorough = false } = {}) =>
   (await sql`select delivery_id as id from waybill.claim_due(${retries}, ${thorough}, 100, 1000)`)
     .map(({ id }) => id)
