@@ -62,7 +62,7 @@ begin
   into its from found;
   merge into pgboss.job j using unnest(its.bundles, its.staying) as s (bundle, ids) on j.name = 'deliveries' and j.id = s.bundle
   when matched and s.ids = '[]' then delete
-  when matched then update set data = jsonb_set(j.data, '{ids}', s.ids),
+  when matched and s.ids <> '[]' then update set data = jsonb_set(j.data, '{ids}', s.ids),
     heartbeat_on = case when j.heartbeat_on < now() - interval '3 seconds' then now() else j.heartbeat_on end
   when not matched and false then insert (id) values (s.bundle);
   return coalesce(its.present, '{}');

@@ -1,6 +1,6 @@
--- Puts away claims that are not to be sent now. Both ways list the ids that they look for and are planned anew each time: otherwise a
--- planner that knows nothing of the queue yet, or believes it short, would go through all of it for each batch, just when an
--- outage has made it long.
+-- Puts away claims that are not to be sent now. A planner that knows nothing of the queue yet, or believes it short, would go through
+-- all of it for each batch, just when an outage has made it long. So jobs are looked up one by one by `lateral (… offset 0)`, or the
+-- ids are listed and the plan is made anew each time.
 
 -- Those of these claims that still hold; `i` is their place among them. The id and retry count of a job do not tell, since after a
 -- release or a replay a delivery's new job may have the same; the time of the claim does. Their jobs are locked, so that nobody takes

@@ -3,7 +3,7 @@
 -- (seconds from now, because of Retry-After or to spread failures out) may only make the backoff longer. Retries stand behind
 -- first attempts. next_attempt_at is null where no retry follows: then the failed job is deleted, since the dead-letter worker
 -- takes every failed job that is left for one whose worker was lost. This is planned anew each time and lists the ids that it
--- looks for, like the functions of give-back.sql.
+-- looks for, like waybill.unclaim.
 create or replace function waybill.settle_failed(deliveries uuid[], fences text[], not_before int[])
 returns table (delivery_id uuid, next_attempt_at timestamptz) language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off
