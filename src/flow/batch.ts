@@ -22,7 +22,8 @@ export function createBatcher<Item, Result>(options: {
   max: number
   /** The items of a batch weigh at most this together; a heavier item runs alone. */
   maxWeight?: number
-  weigh?: (item: Item) => number
+  /** `isFirst`: of its owner's in the batch. */
+  weigh?: (item: Item, isFirst: boolean) => number
   /** Whose an item is. Owners take turns, so that none waits for everything that another has brought. */
   owner?: (item: Item) => string
   patienceMs?: number
@@ -108,18 +109,20 @@ export function createBatcher<Item, Result>(options: {
 
   function takeBatch(): Waiting[] {
     const batch = new Set<Waiting>()
+    const served = new Set<string>()
     /** Those whose next item is too heavy for the rest of the batch. Were it the end of the batch, light ones would wait for heavy ones. */
     const passedOver = new Set<string>()
     let weight = 0
     for (const entry of inTurn(waiting, ({ item }) => owner(item))) {
       if (batch.size === portion.most() || weight > maxWeight) break
-      const own = weigh(entry.item)
-      if (batch.size > 0 && weight + own > maxWeight) passedOver.add(owner(entry.item))
-      if (passedOver.has(owner(entry.item))) continue
+      const its = owner(entry.item)
+      const own = weigh(entry.item, !served.has(its))
+      if (batch.size > 0 && weight + own > maxWeight) passedOver.add(its)
+      if (passedOver.has(its)) continue
       weight += own
       batch.add(entry)
+      served.add(its)
     }
-    const served = new Set(Array.from(batch, ({ item }) => owner(item)))
     // Who has a part in this batch comes behind the others in the next: one whose items fill batches would always be the first.
     const rest = waiting.filter((entry) => !batch.has(entry))
     const { others = [], again = [] } = Object.groupBy(rest, ({ item }) =>

@@ -65,8 +65,8 @@ const MAX_BATCH_LENGTH = 512 * 1024
 /** What each delivery adds to that, so that a batch makes some five hundred at most. */
 const DELIVERY_LENGTH = 1024
 /**
- * As how many deliveries an event counts while nothing is known of its tenant's: a batch of a hundred events that made thousands each
- * would take too long.
+ * As how many deliveries an event counts at most while nothing is known of its tenant's: a batch of a hundred events that made thousands
+ * each would take too long.
  */
 const LIKELY_FANOUT = 100
 
@@ -79,6 +79,11 @@ export function createPublish(pool: Pool, limits: PublishLimits): Publish {
   /** How many deliveries the last event made, by tenant and type, and by tenant alone for types not seen yet. */
   const fanout = new LRUCache<string, number>({ max: 50_000 })
   /**
+   * How many the first event of a tenant is likely to make: as many as others' first ones just did. The first events of thousands of
+   * tenants would otherwise be stored by fives after every start.
+   */
+  let likely = LIKELY_FANOUT
+  /**
    * Kinds of events that were not plain a moment ago, as an endpoint is paced, ordered or failing: trying it each time costs a
    * fifth more. That a key is taken says nothing of the next events.
    */
@@ -90,10 +95,11 @@ export function createPublish(pool: Pool, limits: PublishLimits): Publish {
   const submit = createBatcher<PublishRequest, Row>({
     max: MAX_BATCH,
     maxWeight: MAX_BATCH_LENGTH,
-    weigh(request) {
+    weigh(request, isFirst) {
       const event = eventOf(request)
       if (event === null) return 0
-      const deliveries = fanout.get(kindOf(request)) ?? fanout.get(request.tenantId) ?? LIKELY_FANOUT
+      const deliveries =
+        fanout.get(kindOf(request)) ?? fanout.get(request.tenantId) ?? (isFirst ? likely : LIKELY_FANOUT)
       return event.payload.length + DELIVERY_LENGTH * deliveries
     },
     owner: ({ tenantId }) => tenantId,
@@ -103,11 +109,15 @@ export function createPublish(pool: Pool, limits: PublishLimits): Publish {
       const rows = plain ?? (await publishBatch(requests))
       if (plain === null && !rows.some(({ outcome }) => outcome === 'key_taken'))
         for (const request of requests) notPlain.set(kindOf(request), true)
+      const firsts: number[] = []
       requests.forEach((request, index) => {
         const { outcome, delivery_ids } = rows[index] as Row
         if (outcome !== 'accepted') return
-        for (const key of [kindOf(request), request.tenantId]) fanout.set(key, delivery_ids?.length ?? 0)
+        const made = delivery_ids?.length ?? 0
+        if (!fanout.has(request.tenantId)) firsts.push(made)
+        for (const key of [kindOf(request), request.tenantId]) fanout.set(key, made)
       })
+      if (firsts.length > 0) likely = Math.min(LIKELY_FANOUT, Math.max(...firsts, likely / 2))
       return rows
     },
   })

@@ -50,6 +50,25 @@ test('few events share a batch as long as nobody knows how many deliveries their
   assert.deepEqual(await batches(), [50])
 })
 
+test('the first events of many tenants share batches as others’ first ones have made few deliveries, and of one tenant few do', async (t) => {
+  const { sql } = await createDatabase(t)
+  const tenants = Array.from({ length: 300 }, (_, nth) => `tenant-${nth}`)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) select id, id from unnest(${[...tenants, 'new']}::text[]) as t (id)`
+  const publish = createPublish(sql, NO_LIMITS)
+  const batches = async (events: { tenantId: string }[]) => {
+    assert.deepEqual(new Set(await publishTogether(publish, events)), new Set(['accepted']))
+    const stored = await sql<{ events: number }[]>`
+      with stored as (delete from waybill.events returning xmin::text as batch, event_id)
+      select count(*)::int as events from stored group by batch order by min(event_id::text)`
+    return stored.map(({ events }) => events)
+  }
+  const sizes = await batches(tenants.map((tenantId) => ({ tenantId })))
+  assert.ok(sizes.length <= 12, `${sizes}`)
+  const [first = 0, ...others] = await batches(Array(50).fill({ tenantId: 'new' }))
+  assert.ok(first <= 6, `${first} in the first`)
+  assert.deepEqual(others, [50 - first])
+})
+
 test('requests that make no deliveries share a batch, however many the tenant’s last event made', async (t) => {
   const { sql } = await createDatabase(t)
   for (let nth = 0; nth < 100; nth++) await insertEndpoint(sql)
