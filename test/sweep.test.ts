@@ -475,3 +475,33 @@ test('a probe is not made sooner because it waits for longer than probes usually
   const [probe] = await sql`select next_probe_at > now() + interval '30 seconds' as waits from waybill.endpoint_stats`
   assert.equal(probe!.waits, true)
 })
+
+test('a sweep reads each delivery that waits once, for however many endpoints, also by statistics of a shorter queue', async (t) => {
+  const { sql, openPool } = await createWithEndpoint(t)
+  await sql.text('vacuum analyze waybill.deliveries')
+  await sql`
+    with made as materialized (select gen_random_uuid() as endpoint_id, waybill.make_id(clock_timestamp()) as event_id from generate_series(1, 25000)
+    ), counted as (
+      insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending) select 'acme', endpoint_id, 1 from made
+    )
+    insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, updated_at, next_attempt_at)
+    select 'acme', waybill.make_delivery_id(event_id), event_id, endpoint_id, 'a', now() - interval '1 minute', now() - interval '1 minute' from made`
+  await sql`
+    select waybill.enqueue_new(array_agg(tenant_id), array_agg(delivery_id), array_agg(1.0::float8), array_agg(false), null)
+    from waybill.deliveries
+    where delivery_id <> (select delivery_id from waybill.deliveries order by endpoint_id desc limit 1)`
+  const pool = openPool({ max: 1 })
+  const read = async () => {
+    for (const one of [sql, pool]) await one`select pg_stat_force_next_flush()`
+    const [row] = await sql<[{ read: number }]>`
+      select sum(idx_tup_fetch + seq_tup_read)::int as read from pg_stat_user_tables where relname ~ '^deliveries_(2|default)'`
+    return row.read
+  }
+  const before = await read()
+  const sweep = startSweep({ pool, log: createLog('silent'), longestWaitSeconds: 0 })
+  cleanUp(t, sweep.stop)
+  const held = () => pool`select from waybill.endpoint_stats where held = 1`
+  await waitFor(async () => (await held()).length === 1, { what: 'the lost one to be held' })
+  const rows = (await read()) - before
+  assert.ok(rows < 35_000, `${rows} of 25,000 were read`)
+})
