@@ -9,17 +9,17 @@ export type Loop = {
 
 /**
  * Runs `run` again and again: at once while it answers true, else after `idleMs`, or the time that it answers instead, or when woken, but
- * never sooner than `pauseMs` after the last run began. Between two it rests for as long as the last one took, up to `pauseMs`. A run that
- * fails is logged, and the next one comes after the idle time, however often it is woken.
+ * never sooner than `pauseMs` after the last run began, which is asked for once it is over. Between two it rests for as long as the last one
+ * took, up to `pauseMs`. A run that fails is logged, and the next one comes after the idle time, however often it is woken.
  */
 export function startLoop(options: {
   name: string
   run: () => Promise<boolean | number>
   idleMs: number
-  pauseMs?: number
+  pauseMs?: () => number
   log: Log
 }): Loop {
-  const { pauseMs = 0 } = options
+  const { pauseMs: pauseOf = () => 0 } = options
   let stopped = false
   let woken = false
   let failed = false
@@ -46,6 +46,7 @@ export function startLoop(options: {
         options.log.error({ err: error }, `${options.name}.failed`)
         failed = true
       }
+      const pauseMs = pauseOf()
       if (pauseMs > 0) {
         const took = performance.now() - begun
         await new Promise((resolve) => setTimeout(resolve, Math.max(pauseMs - took, Math.min(took, pauseMs))))

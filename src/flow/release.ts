@@ -10,7 +10,17 @@ import { createPortion } from './portion.ts'
 const LOOK_MS = 250
 /** Looks begin at least so long after each other, so that one serves many settled attempts. */
 const PAUSE_MS = 10
+/** Probes are looked for at most this often. */
+const PROBES_MS = 100
+/**
+ * Where thousands of endpoints have held deliveries, looking takes long, and would keep Postgres from all else just when an outage has
+ * made them so many. So the pause is so many times as long; for others than probes, which may be paced, up to so long.
+ */
+const REST = 4
+const MOST_REST_MS = 250
 const MAX_LANES = 500
+/** They are kept until the next look for them, as there is room for few at once. */
+const MAX_PROBES = 2000
 /** From how many failures in a row an endpoint counts as failing although it answers. */
 const FAILS_ON = 3
 /** As many as waybill.release_held releases at once. */
@@ -32,6 +42,9 @@ type Candidate = {
   hasManyRetries: boolean
   comesAtOnce: boolean
   maxPerSecond: number | null
+  /** Its place among all: the `nth` of its tenant, and the place among all tenants' `nth` ones. */
+  nth: number
+  place: number
 }
 /** `busy`: how many the endpoint has in hand here; `room`: for how many more a place is kept. */
 type Granted = Candidate & { busy: number; room: number }
@@ -51,6 +64,10 @@ export function startReleaser(deps: {
 }): Loop {
   const { pool, lanes, slots } = deps
   const portion = createPortion(MAX_RELEASED)
+  /** Of those that were due at the last look for them, what has not been released since. */
+  let probes: Candidate[] = []
+  let nextProbesAt = 0
+  let pauseMs = PAUSE_MS
 
   /**
    * For how many seconds ahead what is paced is released. It has slots here while it waits for its moment: at most half of them, since what
@@ -110,25 +127,42 @@ export function startReleaser(deps: {
   return startLoop({
     name: 'release',
     idleMs: LOOK_MS,
-    pauseMs: PAUSE_MS,
+    pauseMs: () => pauseMs,
     log: deps.log,
     async run() {
-      const candidates = await findCandidates(pool)
-      lanes.noteHeld(new Set(candidates.map((lane) => lane.endpointId)), { all: candidates.length < MAX_LANES })
+      const begun = performance.now()
+      const others = await findCandidates(pool, { probes: false, most: MAX_LANES })
+      const found = performance.now()
+      pauseMs = Math.max(PAUSE_MS, Math.min(REST * (found - begun), MOST_REST_MS))
+      const areLookedFor = found >= nextProbesAt
+      if (areLookedFor) {
+        probes = await findCandidates(pool, { probes: true, most: MAX_PROBES })
+        const now = performance.now()
+        nextProbesAt = now + Math.max(PROBES_MS, REST * (now - found))
+      }
+      const known = new Set(others.map(({ endpointId }) => endpointId))
+      lanes.noteHeld(known, { all: others.length < MAX_LANES })
+      // One that was found before may have been closed since.
+      const candidates = [...others, ...probes.filter(({ endpointId }) => !known.has(endpointId))].sort(
+        (one, other) => one.nth - other.nth || one.place - other.place,
+      )
       const ahead = secondsAhead(candidates)
       const granted = grant(candidates, { most: portion.most(), ahead })
+      const released = new Set(granted.map(({ endpointId }) => endpointId))
+      probes = probes.filter(({ endpointId }) => !released.has(endpointId))
       if (granted.length > 0) await release(granted, ahead)
-      return restFor(candidates, ahead)
+      const rest = restFor(candidates, ahead)
+      return areLookedFor ? rest : Math.min(rest, nextProbesAt - performance.now())
     },
   })
 }
 
 /**
- * Endpoints whose held deliveries may go out. If there are more than one look can take, tenants take turns, as one may have thousands
- * for which there is no room. Nothing is joined but by look-ups: the statistics that its plan goes by may be from when nothing was
+ * Endpoints whose `probes` are due, or others whose held deliveries may go out, in the order of `nth` and `place`. If there are more than
+ * `most`, tenants take turns, as one may have thousands for which there is no room. Nothing is joined but by look-ups: the statistics that its plan goes by may be from when nothing was
  * held, and thousands of endpoints may be down by now.
  */
-const findCandidates = (pool: Pool) => pool<Candidate[]>`
+const findCandidates = (pool: Pool, { probes, most }: { probes: boolean; most: number }) => pool<Candidate[]>`
   with stats as (
     -- The latest: when its tenant last had a probe under way. When the tenant's next one is due says little: one with dozens of endpoints
     -- that hang always has one that has long been due, as what has been failing for long is probed the least often.
@@ -136,7 +170,7 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
       breaker, ramp, next_probe_at,
       max(case when breaker = 'open' then case when probing is not null and next_probe_at > now() then now() else last_failure_at end end)
         over (partition by tenant_id) as latest
-    from waybill.endpoint_stats where held > 0
+    from waybill.endpoint_stats where held > 0 and (breaker = 'open') = ${probes}
   ), held as (
     select s.tenant_id, s.endpoint_id, s.latest, waybill.standing(
         -- One that has answered counts as failing only if it goes on failing: those that hang may fill the slots of that standing.
@@ -152,11 +186,11 @@ const findCandidates = (pool: Pool) => pool<Candidate[]>`
       and not (e.ordered and s.pending + s.retrying > s.held)
   ), own as (
     -- A tenant's probes in the order in which they are due, the rest by chance.
-    select *, row_number() over (partition by tenant_id, is_probe order by due, random()) as nth from held
+    select *, row_number() over (partition by tenant_id order by due, random()) as nth from held
   ), placed as (
     -- In each round the probes of those that have had none for the longest come first; the rest, with which they take turns, by chance.
-    select *, row_number() over (partition by nth, is_probe order by case when is_probe then latest end, random()) as place from own
+    select *, row_number() over (partition by nth order by latest, random()) as place from own
   )
   select tenant_id as "tenantId", endpoint_id as "endpointId", standing, wanted, many_retries as "hasManyRetries", comes_at_once as "comesAtOnce",
-    max_per_second as "maxPerSecond"
-  from placed order by nth, place, random() limit ${MAX_LANES}`
+    max_per_second as "maxPerSecond", nth::float8, place::float8
+  from placed order by nth, place limit ${most}`

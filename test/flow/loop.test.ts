@@ -77,7 +77,7 @@ for (const [what, tookMs, restMs] of [
       now += tookMs
       return false
     }
-    const loop = startLoop({ name: 'test', idleMs: 500, pauseMs: 10, log: createLog('silent'), run })
+    const loop = startLoop({ name: 'test', idleMs: 500, pauseMs: () => 10, log: createLog('silent'), run })
     const woken = () => wakeForTurns(loop).then(() => runs)
     assert.equal(await woken(), 1)
     t.mock.timers.tick(restMs - 1)
