@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
+import type { Db, Pool } from '../src/db/open.ts'
 import { createLog } from '../src/log.ts'
 import { createClockMender } from '../src/upkeep/clock-set-back.ts'
 import { startSweep } from '../src/upkeep/sweep.ts'
@@ -476,6 +477,14 @@ test('a probe is not made sooner because it waits for longer than probes usually
   assert.equal(probe!.waits, true)
 })
 
+/** How many rows of deliveries were read so far; what these sessions have read is known. */
+async function readBy(...sessions: Pool[]): Promise<number> {
+  for (const session of sessions) await session`select pg_stat_force_next_flush()`
+  const [row] = await sessions[0]!<[{ read: number }]>`
+    select sum(idx_tup_fetch + seq_tup_read)::int as read from pg_stat_user_tables where relname ~ '^deliveries_(2|default)'`
+  return row.read
+}
+
 test('a sweep reads each delivery that waits once, for however many endpoints, also by statistics of a shorter queue', async (t) => {
   const { sql, openPool } = await createWithEndpoint(t)
   await sql.text('vacuum analyze waybill.deliveries')
@@ -491,17 +500,33 @@ test('a sweep reads each delivery that waits once, for however many endpoints, a
     from waybill.deliveries
     where delivery_id <> (select delivery_id from waybill.deliveries order by endpoint_id desc limit 1)`
   const pool = openPool({ max: 1 })
-  const read = async () => {
-    for (const one of [sql, pool]) await one`select pg_stat_force_next_flush()`
-    const [row] = await sql<[{ read: number }]>`
-      select sum(idx_tup_fetch + seq_tup_read)::int as read from pg_stat_user_tables where relname ~ '^deliveries_(2|default)'`
-    return row.read
-  }
-  const before = await read()
+  const before = await readBy(pool, sql)
   const sweep = startSweep({ pool, log: createLog('silent'), longestWaitSeconds: 0 })
   cleanUp(t, sweep.stop)
   const held = () => pool`select from waybill.endpoint_stats where held = 1`
   await waitFor(async () => (await held()).length === 1, { what: 'the lost one to be held' })
-  const rows = (await read()) - before
+  const rows = (await readBy(pool, sql)) - before
   assert.ok(rows < 35_000, `${rows} of 25,000 were read`)
+})
+
+test('of two that sweep at once one reads nothing of what waits', async (t) => {
+  const { sql, openPool } = await createWithEndpoint(t)
+  await publishMany(sql, 'acme', 20)
+  await sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
+  const pool = openPool({ max: 1 })
+  let swept = 0
+  const counting = new Proxy(pool, {
+    get(pool, name) {
+      if (name !== 'begin') return Reflect.get(pool, name)
+      return (run: (sql: Db) => Promise<unknown>) => pool.begin(run).finally(() => swept++)
+    },
+  })
+  const before = await readBy(pool, sql)
+  await sql.begin(async (other) => {
+    await other`select pg_advisory_xact_lock(hashtext('waybill.sweeping'))`
+    const sweep = startSweep({ pool: counting, log: createLog('silent'), longestWaitSeconds: 0 })
+    cleanUp(t, sweep.stop)
+    await waitFor(() => swept > 0, { what: 'a sweep' })
+  })
+  assert.equal((await readBy(pool, sql)) - before, 0)
 })

@@ -69,18 +69,19 @@ async function sweep(pool: Pool, before: Endpoint, last: Endpoint): Promise<numb
     // By the statistics of a shorter queue, all that waits anywhere would be read for these endpoints, or all jobs.
     await sql`
       select set_config(name, 'off', true)
-      from unnest('{enable_seqscan,enable_bitmapscan,enable_hashjoin,enable_mergejoin,enable_sort}'::text[]) as s (name)`
+      from unnest('{enable_seqscan,enable_bitmapscan,enable_hashjoin,enable_mergejoin,enable_sort,enable_incremental_sort}'::text[]) as s (name)`
     const lost = await sql<(Endpoint & { delivery_id: string })[]>`
       with mine as (
         select pg_try_advisory_xact_lock(hashtext('waybill.sweeping')) as alone
       )
-      select d.tenant_id, d.endpoint_id, d.delivery_id from mine, waybill.deliveries d
-      where mine.alone and (d.tenant_id, d.endpoint_id) > (${before.tenant_id}, ${before.endpoint_id})
+      select d.tenant_id, d.endpoint_id, d.delivery_id from waybill.deliveries d
+      -- So it is asked first.
+      where (select alone from mine) and (d.tenant_id, d.endpoint_id) > (${before.tenant_id}, ${before.endpoint_id})
         and (d.tenant_id, d.endpoint_id) <= (${last.tenant_id}, ${last.endpoint_id})
         and d.status in ('pending', 'retrying') and not d.held
         and greatest(d.next_attempt_at, d.updated_at) < now() - ${OVERDUE_SECONDS} * interval '1 second'
         and not exists (select from pgboss.job j where j.name = ${DELIVERIES} and j.id = coalesce(d.bundle, d.delivery_id))
-      -- As deliveries_live has them.
+      -- As deliveries_live has them, with what is held, which is passed over there.
       order by d.tenant_id, d.endpoint_id limit ${MAX_BATCH} for update of d skip locked`
     if (lost.length > 0)
       await sql`
