@@ -9,8 +9,8 @@ export type Loop = {
 
 /**
  * Runs `run` again and again: at once while it answers true, else after `idleMs`, or the time that it answers instead, or when woken, but
- * never sooner than `pauseMs` after the last run began, which is asked for once it is over. Between two it rests for as long as the last one
- * took, up to `pauseMs`. A run that fails is logged, and the next one comes after the idle time, however often it is woken.
+ * never sooner than `pauseMs`, as it is after a run, after that began. Between two it rests for as long as the last one took, up to
+ * `pauseMs`. A run that fails is logged, and the next one comes after the idle time, however often it is woken.
  */
 export function startLoop(options: {
   name: string

@@ -1,5 +1,6 @@
 import type { Pool } from '../db/open.ts'
 import { retried } from '../db/retried.ts'
+import { inTurn } from '../in-turn.ts'
 import type { Log } from '../log.ts'
 import type { Standing } from './claim.ts'
 import type { Lanes } from './lanes/lanes.ts'
@@ -14,10 +15,11 @@ const PAUSE_MS = 10
 const PROBES_MS = 100
 /**
  * Where thousands of endpoints have held deliveries, looking takes long, and would keep Postgres from all else just when an outage has
- * made them so many. So the pause is so many times as long; for others than probes, which may be paced, up to so long.
+ * made them so many. So the pause after it is so many times as long, up to so long, for probes apart; and the time after which it is
+ * looked again without a reason.
  */
-const REST = 4
-const MOST_REST_MS = 250
+const PAUSE = { times: 4, mostMs: 250, mostForProbesMs: 5000 }
+const IDLE = { times: 20, mostMs: 1000 }
 const MAX_LANES = 500
 /** They are kept until the next look for them, as there is room for few at once. */
 const MAX_PROBES = 2000
@@ -42,9 +44,7 @@ type Candidate = {
   hasManyRetries: boolean
   comesAtOnce: boolean
   maxPerSecond: number | null
-  /** Its place among all: the `nth` of its tenant, and the place among all tenants' `nth` ones. */
-  nth: number
-  place: number
+  isProbe: boolean
 }
 /** `busy`: how many the endpoint has in hand here; `room`: for how many more a place is kept. */
 type Granted = Candidate & { busy: number; room: number }
@@ -62,12 +62,35 @@ export function startReleaser(deps: {
   leaseSeconds: number
   log: Log
 }): Loop {
-  const { pool, lanes, slots } = deps
+  const { pool, lanes, slots, log } = deps
   const portion = createPortion(MAX_RELEASED)
   /** Of those that were due at the last look for them, what has not been released since. */
   let probes: Candidate[] = []
   let nextProbesAt = 0
   let pauseMs = PAUSE_MS
+
+  async function lookForProbes(): Promise<void> {
+    const begun = performance.now()
+    try {
+      probes = await findCandidates(pool, { probes: true, most: MAX_PROBES })
+    } catch (error) {
+      // Meanwhile the others go out.
+      log.error({ err: error }, 'release.no_probes')
+    } finally {
+      const now = performance.now()
+      const ms = Math.min(PAUSE.times * (now - begun), PAUSE.mostForProbesMs)
+      nextProbesAt = now + Math.max(PROBES_MS, ms)
+    }
+  }
+
+  /** Tenants take turns, and so do a tenant's probes and its others. */
+  function inOrder(others: Candidate[]): Candidate[] {
+    const both = [...others.entries(), ...probes.entries()].sort(([one], [other]) => one - other)
+    return inTurn(
+      both.map(([, lane]) => lane),
+      ({ tenantId, isProbe }) => `${isProbe} ${tenantId}`,
+    )
+  }
 
   /**
    * For how many seconds ahead what is paced is released. It has slots here while it waits for its moment: at most half of them, since what
@@ -96,7 +119,8 @@ export function startReleaser(deps: {
     })
   }
 
-  async function release(granted: Granted[], ahead: number): Promise<void> {
+  /** Answers with how many deliveries there were. */
+  async function release(granted: Granted[], ahead: number): Promise<number> {
     const asked = granted.reduce((sum, { room }) => sum + room, 0)
     // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
     const released = await portion.try(asked, () =>
@@ -110,17 +134,18 @@ export function startReleaser(deps: {
     )
     const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
     for (const lane of granted) lanes.giveBack(lane, lane.room - (counts.get(lane.endpointId) ?? 0))
+    return released.reduce((sum, lane) => sum + lane.released, 0)
   }
 
   /**
    * In how many milliseconds to look again: when half of this time is over, or of what any endpoint has for less. One that has nothing had no
    * room, and whoever leaves it some wakes this.
    */
-  function restFor(candidates: Candidate[], ahead: number): number {
+  function restFor(candidates: Candidate[], ahead: number, idleMs: number): number {
     const aheads = candidates
       .flatMap((lane) => (lane.maxPerSecond === null ? [] : lanes.early(lane) / lane.maxPerSecond))
       .filter((seconds) => seconds > 0)
-    if (aheads.length === 0) return LOOK_MS
+    if (aheads.length === 0) return idleMs
     return (Math.max(SECONDS_AHEAD.least, Math.min(ahead, ...aheads)) / 2) * 1000
   }
 
@@ -128,39 +153,37 @@ export function startReleaser(deps: {
     name: 'release',
     idleMs: LOOK_MS,
     pauseMs: () => pauseMs,
-    log: deps.log,
+    log,
     async run() {
       const begun = performance.now()
       const others = await findCandidates(pool, { probes: false, most: MAX_LANES })
       const found = performance.now()
-      pauseMs = Math.max(PAUSE_MS, Math.min(REST * (found - begun), MOST_REST_MS))
-      const areLookedFor = found >= nextProbesAt
-      if (areLookedFor) {
-        probes = await findCandidates(pool, { probes: true, most: MAX_PROBES })
-        const now = performance.now()
-        nextProbesAt = now + Math.max(PROBES_MS, REST * (now - found))
-      }
+      const forProbes = found >= nextProbesAt
+      if (forProbes) await lookForProbes()
       const known = new Set(others.map(({ endpointId }) => endpointId))
       lanes.noteHeld(known, { all: others.length < MAX_LANES })
       // One that was found before may have been closed since.
-      const candidates = [...others, ...probes.filter(({ endpointId }) => !known.has(endpointId))].sort(
-        (one, other) => one.nth - other.nth || one.place - other.place,
-      )
-      const ahead = secondsAhead(candidates)
-      const granted = grant(candidates, { most: portion.most(), ahead })
-      const released = new Set(granted.map(({ endpointId }) => endpointId))
-      probes = probes.filter(({ endpointId }) => !released.has(endpointId))
-      if (granted.length > 0) await release(granted, ahead)
-      const rest = restFor(candidates, ahead)
-      return areLookedFor ? rest : Math.min(rest, nextProbesAt - performance.now())
+      probes = probes.filter(({ endpointId }) => !known.has(endpointId))
+      const ahead = secondsAhead(others)
+      const idleMs = Math.max(LOOK_MS, Math.min(IDLE.times * (performance.now() - begun), IDLE.mostMs))
+      const granted = grant(inOrder(others), { most: portion.most(), ahead })
+      const asked = new Set(granted.map(({ endpointId }) => endpointId))
+      probes = probes.filter(({ endpointId }) => !asked.has(endpointId))
+      const released = granted.length > 0 ? await release(granted, ahead) : 0
+      // What is paced has its moments whatever looking costs.
+      const rest = restFor(others, ahead, idleMs)
+      pauseMs = Math.max(PAUSE_MS, Math.min(PAUSE.times * (found - begun), PAUSE.mostMs, rest))
+      // Another worker had them before.
+      if (granted.length > 0 && released === 0 && probes.length > 0) return 0
+      return forProbes ? rest : Math.max(0, Math.min(rest, nextProbesAt - performance.now()))
     },
   })
 }
 
 /**
- * Endpoints whose `probes` are due, or others whose held deliveries may go out, in the order of `nth` and `place`. If there are more than
- * `most`, tenants take turns, as one may have thousands for which there is no room. Nothing is joined but by look-ups: the statistics that its plan goes by may be from when nothing was
- * held, and thousands of endpoints may be down by now.
+ * Endpoints whose `probes` are due, or others whose held deliveries may go out, in the order in which they should. If there are more than
+ * `most`, tenants take turns, as one may have thousands for which there is no room. Nothing is joined but by look-ups: the statistics that
+ * its plan goes by may be from when nothing was held, and thousands of endpoints may be down by now.
  */
 const findCandidates = (pool: Pool, { probes, most }: { probes: boolean; most: number }) => pool<Candidate[]>`
   with stats as (
@@ -192,5 +215,5 @@ const findCandidates = (pool: Pool, { probes, most }: { probes: boolean; most: n
     select *, row_number() over (partition by nth order by latest, random()) as place from own
   )
   select tenant_id as "tenantId", endpoint_id as "endpointId", standing, wanted, many_retries as "hasManyRetries", comes_at_once as "comesAtOnce",
-    max_per_second as "maxPerSecond", nth::float8, place::float8
+    max_per_second as "maxPerSecond", is_probe as "isProbe"
   from placed order by nth, place limit ${most}`

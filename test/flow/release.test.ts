@@ -189,10 +189,14 @@ test('what may be released is found by one look-up for each endpoint, also where
   const { sql, openPool } = await createDatabase(t)
   const pool = openPool({ max: 1 })
   let looks = 0
+  let asked = 0
   const none = {
     ...createLanes({ cap: 50, slots: 200 }),
     noteHeld: () => void looks++,
-    reserve: () => 0,
+    reserve() {
+      asked++
+      return 0
+    },
   }
   const releaser = startReleaser({
     pool,
@@ -231,7 +235,8 @@ test('what may be released is found by one look-up for each endpoint, also where
     insert into waybill.endpoint_stats (tenant_id, endpoint_id, pending, held, failure_streak, breaker, next_probe_at, last_failure_at)
     select tenant_id, endpoint_id, 1, 1, 10, 'open', now(), now() from e`
   const [before, first] = [await read(), looks]
-  await look(3)
+  while (asked === 0) await look(1)
+  assert.ok(asked >= 1000, `${asked} were found`)
   await releaser.stop()
   const rows = (await read()) - before
   assert.ok(rows <= (looks - first + 1) * 3100, `${rows} rows in ${looks - first} looks`)
@@ -433,12 +438,12 @@ for (const [what, change] of [
     assert.deepEqual([...(await sql`select held::int from waybill.endpoint_stats`)], [{ held: 3 }])
   })
 
-for (const [what, slots, perSecond, early, first, second, restMs] of [
-  ['no longer ahead than half of the slots last, and again when half of that is over', 200, 100, 5, 5, 0, 25],
-  ['again when half of what an endpoint has is over', 200, 100, 4, 5, 1, 20],
-  ['as far ahead as looks are apart, however few slots there are', 10, 100, 1, 3, 2, 12.5],
-  ['half a second ahead at most', 200, 2, 1, 1, 0, 250],
-  ['at leisure where it had no room', 200, 100, 0, 5, 5, 250],
+for (const [what, slots, perSecond, early, first, second, restMs, mostMs] of [
+  ['no longer ahead than half of the slots last, and again when half of that is over', 200, 100, 5, 5, 0, 25, 25],
+  ['again when half of what an endpoint has is over', 200, 100, 4, 5, 1, 20, 20],
+  ['as far ahead as looks are apart, however few slots there are', 10, 100, 1, 3, 2, 12.5, 12.5],
+  ['half a second ahead at most', 200, 2, 1, 1, 0, 250, 250],
+  ['at leisure where it had no room', 200, 100, 0, 5, 5, 250, 1000],
 ] as const)
   test(`what is paced is released ${what}`, async (t) => {
     const { sql } = await createDatabase(t)
@@ -467,7 +472,11 @@ for (const [what, slots, perSecond, early, first, second, restMs] of [
     release(t, sql, lanes, slots)
     await waitFor(() => asked.length >= 40, { what: 'a second look', intervalMs: 1 })
     assert.deepEqual(asked.slice(0, 40), [...Array(20).fill(first), ...Array(20).fill(second)])
-    assert.ok(timers.mock.calls.some((call) => call.arguments[1] === restMs))
+    const rests = timers.mock.calls.map(({ arguments: [, ms = 0] }) => ms)
+    assert.ok(
+      rests.some((ms) => ms >= restMs && ms <= mostMs),
+      `${rests}`,
+    )
   })
 
 test('probes for which there is no room yet are kept, and not looked for again until four times as long as that took is over', async (t) => {
@@ -482,7 +491,7 @@ test('probes for which there is no room yet are kept, and not looked for again u
       if (!String(text).includes('with stats') || !values.includes(true)) return await found
       const look = [performance.now()]
       looks.push(look)
-      await Promise.all([found, new Promise((resolve) => setTimeout(resolve, 500))])
+      await Promise.all([found, new Promise((resolve) => setTimeout(resolve, 1000))])
       look.push(performance.now())
       return await found
     },
@@ -493,7 +502,7 @@ test('probes for which there is no room yet are kept, and not looked for again u
     noteHeld() {
       room = 1
     },
-    reserve: () => room--,
+    reserve: () => (room > 0 ? room-- : 0),
   }
   release(t, pool, lanes)
   const held = () => sql`select from waybill.endpoint_stats where held > 0`
@@ -501,5 +510,43 @@ test('probes for which there is no room yet are kept, and not looked for again u
   assert.equal(looks.length, 1)
   await waitFor(() => looks.length === 2, { what: 'another look for probes' })
   const rest = looks[1]![0]! - looks[0]![1]!
-  assert.ok(rest >= 1900, `${rest} ms later`)
+  assert.ok(rest >= 3900, `${rest} ms later`)
+})
+
+test('looks for what is paced are no further apart than its moments need, however long they take', async (t) => {
+  const { sql } = await createDatabase(t)
+  await holdBack(sql, 20)
+  await sql`update waybill.endpoints set max_per_second = 100`
+  const looks: number[] = []
+  const pool = new Proxy(sql, {
+    async apply(pool, self, [text, ...values]) {
+      if (String(text).includes('with stats') && values.includes(false)) {
+        looks.push(performance.now())
+        await new Promise((resolve) => setTimeout(resolve, 60))
+      }
+      return await Reflect.apply(pool, self, [text, ...values])
+    },
+  })
+  release(t, pool, { ...createLanes({ cap: 50, slots: 200 }), early: () => 4, reserve: () => 0 })
+  await waitFor(() => looks.length > 10, { what: 'looks' })
+  const apart = Math.min(...looks.slice(1).map((at, nth) => at - looks[nth]!))
+  assert.ok(apart < 200, `${apart} ms apart`)
+})
+
+test('what is no probe is released although probes cannot be looked for', async (t) => {
+  const { sql } = await createDatabase(t)
+  await holdBack(sql, 1)
+  const pool = new Proxy(sql, {
+    async apply(pool, self, [text, ...values]) {
+      if (String(text).includes('with stats') && values.includes(true)) throw new Error('no probes today')
+      return await Reflect.apply(pool, self, [text, ...values])
+    },
+  })
+  const told: unknown[] = []
+  const log = Object.assign(createLog('silent'), { error: (...line: unknown[]) => void told.push(line[1]) })
+  const lanes = createLanes({ cap: 50, slots: 200 })
+  const releaser = startReleaser({ pool, lanes, hasBacklog: () => false, slots: 200, leaseSeconds: 25, log })
+  cleanUp(t, releaser.stop)
+  await waitFor(async () => (await sql`select from waybill.endpoint_stats where held = 0`).length === 1)
+  assert.equal(told[0], 'release.no_probes')
 })
