@@ -8,9 +8,9 @@ export type Loop = {
 }
 
 /**
- * Runs `run` again and again: at once while it answers true, else after `idleMs`, or the time that it answers instead, or when woken, but
- * never sooner than `pauseMs`, as it is after a run, after that began. Between two it rests for as long as the last one took, up to
- * `pauseMs`. A run that fails is logged, and the next one comes after the idle time, however often it is woken.
+ * Runs `run` again and again: at once while it answers true, else after `idleMs`, or the time that it answers instead, or when woken. But
+ * runs begin at least `pauseMs` after each other, which is asked for after each, and between two it rests for as long as the last one took,
+ * up to `pauseMs`. A run that fails is logged, and the next one comes after the idle time, however often it is woken.
  */
 export function startLoop(options: {
   name: string
@@ -23,6 +23,7 @@ export function startLoop(options: {
   let stopped = false
   let woken = false
   let failed = false
+  let isPausing = false
   let alarm: (() => void) | undefined
 
   const sleep = (ms: number) =>
@@ -46,13 +47,14 @@ export function startLoop(options: {
         options.log.error({ err: error }, `${options.name}.failed`)
         failed = true
       }
+      const took = performance.now() - begun
       const pauseMs = pauseOf()
-      if (pauseMs > 0) {
-        const took = performance.now() - begun
-        await new Promise((resolve) => setTimeout(resolve, Math.max(pauseMs - took, Math.min(took, pauseMs))))
-      }
+      const restMs = Math.max(pauseMs - took, Math.min(took, pauseMs))
+      isPausing = true
+      if (restMs > 0 && !stopped) await sleep(restMs)
+      isPausing = false
       const idleMs = typeof more === 'number' ? more : options.idleMs
-      if ((failed || (more !== true && !woken)) && !stopped) await sleep(idleMs)
+      if ((failed || (more !== true && !woken)) && !stopped) await sleep(Math.max(0, idleMs - restMs))
     }
   }
 
@@ -60,7 +62,7 @@ export function startLoop(options: {
   return {
     wake() {
       woken = true
-      if (!failed) alarm?.()
+      if (!failed && !isPausing) alarm?.()
     },
     stop() {
       stopped = true

@@ -11,15 +11,17 @@ import { createPortion } from './portion.ts'
 const LOOK_MS = 250
 /** Looks begin at least so long after each other, so that one serves many settled attempts. */
 const PAUSE_MS = 10
-/** Probes are looked for at most this often. */
-const PROBES_MS = 100
+/** Looks for probes that are due begin at least so long after each other. */
+const PROBES_PAUSE_MS = 100
 /**
  * Where thousands of endpoints have held deliveries, looking takes long, and would keep Postgres from all else just when an outage has
- * made them so many. So the pause after it is so many times as long, up to so long, for probes apart; and the time after which it is
- * looked again without a reason.
+ * made them so many. So looks begin at least so many times as long after each other, up to this.
  */
-const PAUSE = { times: 4, mostMs: 250, mostForProbesMs: 5000 }
-const IDLE = { times: 20, mostMs: 1000 }
+const PAUSE_TIMES = 5
+const MOST_PAUSE_MS = { others: 250, probes: 5000 }
+/** And the next one, where nothing gives a reason for it, comes so many times as long after the last, up to this. */
+const IDLE_TIMES = 20
+const MOST_IDLE_MS = 1000
 const MAX_LANES = 500
 /** They are kept until the next look for them, as there is room for few at once. */
 const MAX_PROBES = 2000
@@ -66,22 +68,18 @@ export function startReleaser(deps: {
   const portion = createPortion(MAX_RELEASED)
   /** Of those that were due at the last look for them, what has not been released since. */
   let probes: Candidate[] = []
-  let nextProbesAt = 0
-  let pauseMs = PAUSE_MS
+  /** How long the last looks took, in milliseconds. */
+  const took = { others: 0, probes: 0 }
 
-  async function lookForProbes(): Promise<void> {
+  async function look(what: 'others' | 'probes', most: number): Promise<Candidate[]> {
     const begun = performance.now()
-    try {
-      probes = await findCandidates(pool, { probes: true, most: MAX_PROBES })
-    } catch (error) {
-      // Meanwhile the others go out.
-      log.error({ err: error }, 'release.no_probes')
-    } finally {
-      const now = performance.now()
-      const ms = Math.min(PAUSE.times * (now - begun), PAUSE.mostForProbesMs)
-      nextProbesAt = now + Math.max(PROBES_MS, ms)
-    }
+    const found = await findCandidates(pool, { probes: what === 'probes', most })
+    took[what] = performance.now() - begun
+    return found
   }
+
+  const pauseAfter = (what: 'others' | 'probes') => Math.min(PAUSE_TIMES * took[what], MOST_PAUSE_MS[what])
+  const idleAfter = (what: 'others' | 'probes') => Math.max(LOOK_MS, Math.min(IDLE_TIMES * took[what], MOST_IDLE_MS))
 
   /** Tenants take turns, and so do a tenant's probes and its others. */
   function inOrder(others: Candidate[]): Candidate[] {
@@ -119,8 +117,8 @@ export function startReleaser(deps: {
     })
   }
 
-  /** Answers with how many deliveries there were. */
-  async function release(granted: Granted[], ahead: number): Promise<number> {
+  /** Answers whether a probe came to nothing, as another worker had it before. */
+  async function release(granted: Granted[], ahead: number): Promise<boolean> {
     const asked = granted.reduce((sum, { room }) => sum + room, 0)
     // A replay that becomes the next probe locks the delivery before the endpoint's counters, so the two can deadlock.
     const released = await portion.try(asked, () =>
@@ -134,50 +132,63 @@ export function startReleaser(deps: {
     )
     const counts = new Map(released.map((lane) => [lane.endpoint_id, lane.released]))
     for (const lane of granted) lanes.giveBack(lane, lane.room - (counts.get(lane.endpointId) ?? 0))
-    return released.reduce((sum, lane) => sum + lane.released, 0)
+    return granted.some(({ endpointId, isProbe }) => isProbe && !counts.has(endpointId))
   }
 
   /**
-   * In how many milliseconds to look again: when half of this time is over, or of what any endpoint has for less. One that has nothing had no
-   * room, and whoever leaves it some wakes this.
+   * In how many milliseconds to look again for what is paced: when half of this time is over, or of what any endpoint has for less. Null
+   * without any. One that has nothing had no room, and whoever leaves it some wakes this.
    */
-  function restFor(candidates: Candidate[], ahead: number, idleMs: number): number {
+  function restFor(candidates: Candidate[], ahead: number): number | null {
     const aheads = candidates
       .flatMap((lane) => (lane.maxPerSecond === null ? [] : lanes.early(lane) / lane.maxPerSecond))
       .filter((seconds) => seconds > 0)
-    if (aheads.length === 0) return idleMs
+    if (aheads.length === 0) return null
     return (Math.max(SECONDS_AHEAD.least, Math.min(ahead, ...aheads)) / 2) * 1000
   }
 
-  return startLoop({
+  let pauseMs = PAUSE_MS
+  const releasing = startLoop({
     name: 'release',
     idleMs: LOOK_MS,
     pauseMs: () => pauseMs,
     log,
     async run() {
-      const begun = performance.now()
-      const others = await findCandidates(pool, { probes: false, most: MAX_LANES })
-      const found = performance.now()
-      const forProbes = found >= nextProbesAt
-      if (forProbes) await lookForProbes()
+      const others = await look('others', MAX_LANES)
       const known = new Set(others.map(({ endpointId }) => endpointId))
       lanes.noteHeld(known, { all: others.length < MAX_LANES })
       // One that was found before may have been closed since.
       probes = probes.filter(({ endpointId }) => !known.has(endpointId))
       const ahead = secondsAhead(others)
-      const idleMs = Math.max(LOOK_MS, Math.min(IDLE.times * (performance.now() - begun), IDLE.mostMs))
       const granted = grant(inOrder(others), { most: portion.most(), ahead })
       const asked = new Set(granted.map(({ endpointId }) => endpointId))
       probes = probes.filter(({ endpointId }) => !asked.has(endpointId))
-      const released = granted.length > 0 ? await release(granted, ahead) : 0
-      // What is paced has its moments whatever looking costs.
-      const rest = restFor(others, ahead, idleMs)
-      pauseMs = Math.max(PAUSE_MS, Math.min(PAUSE.times * (found - begun), PAUSE.mostMs, rest))
-      // Another worker had them before.
-      if (granted.length > 0 && released === 0 && probes.length > 0) return 0
-      return forProbes ? rest : Math.max(0, Math.min(rest, nextProbesAt - performance.now()))
+      const isStale = granted.length > 0 && (await release(granted, ahead))
+      const rest = restFor(others, ahead)
+      // Moments do not wait.
+      pauseMs = Math.max(PAUSE_MS, Math.min(pauseAfter('others'), rest ?? Infinity))
+      if (isStale && probes.length > 0) return true
+      return rest ?? (granted.length + probes.length > 0 ? LOOK_MS : idleAfter('others'))
     },
   })
+  const probing = startLoop({
+    name: 'release_probes',
+    idleMs: LOOK_MS,
+    pauseMs: () => Math.max(PROBES_PAUSE_MS, pauseAfter('probes')),
+    log,
+    async run() {
+      probes = await look('probes', MAX_PROBES)
+      if (probes.length > 0) releasing.wake()
+      return idleAfter('probes')
+    },
+  })
+  return {
+    wake() {
+      releasing.wake()
+      probing.wake()
+    },
+    stop: async () => void (await Promise.all([releasing.stop(), probing.stop()])),
+  }
 }
 
 /**

@@ -75,7 +75,7 @@ async function sweep(pool: Pool, before: Endpoint, last: Endpoint): Promise<numb
         select pg_try_advisory_xact_lock(hashtext('waybill.sweeping')) as alone
       )
       select d.tenant_id, d.endpoint_id, d.delivery_id from waybill.deliveries d
-      -- So it is asked first.
+      -- A query of its own: nothing is read unless that is so.
       where (select alone from mine) and (d.tenant_id, d.endpoint_id) > (${before.tenant_id}, ${before.endpoint_id})
         and (d.tenant_id, d.endpoint_id) <= (${last.tenant_id}, ${last.endpoint_id})
         and d.status in ('pending', 'retrying') and not d.held

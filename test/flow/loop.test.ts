@@ -89,6 +89,19 @@ for (const [what, tookMs, restMs] of [
     await stopping
   })
 
+test('a loop that is stopped in its pause ends at once', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  let runs = 0
+  const run = async () => {
+    runs++
+    return true
+  }
+  const loop = startLoop({ name: 'test', idleMs: 500, pauseMs: () => 60_000, log: createLog('silent'), run })
+  await turn()
+  await loop.stop()
+  assert.equal(runs, 1)
+})
+
 test('a run that answers a time is followed by the next after that, or when woken', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] })
   let runs = 0
