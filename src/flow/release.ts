@@ -66,16 +66,20 @@ export function startReleaser(deps: {
 }): Loop {
   const { pool, lanes, slots, log } = deps
   const portion = createPortion(MAX_RELEASED)
-  /** Of those that were due at the last look for them, what has not been released since. */
+  /** Of those that were due at the last look for them, what has not been asked for since that began. */
   let probes: Candidate[] = []
+  /** The endpoints of those that have. */
+  let asked = new Set<string>()
   /** How long the last looks took, in milliseconds. */
   const took = { others: 0, probes: 0 }
 
   async function look(what: 'others' | 'probes', most: number): Promise<Candidate[]> {
     const begun = performance.now()
-    const found = await findCandidates(pool, { probes: what === 'probes', most })
-    took[what] = performance.now() - begun
-    return found
+    try {
+      return await findCandidates(pool, { probes: what === 'probes', most })
+    } finally {
+      took[what] = performance.now() - begun
+    }
   }
 
   const pauseAfter = (what: 'others' | 'probes') => Math.min(PAUSE_TIMES * took[what], MOST_PAUSE_MS[what])
@@ -147,11 +151,12 @@ export function startReleaser(deps: {
     return (Math.max(SECONDS_AHEAD.least, Math.min(ahead, ...aheads)) / 2) * 1000
   }
 
-  let pauseMs = PAUSE_MS
+  let rest: number | null = null
   const releasing = startLoop({
     name: 'release',
     idleMs: LOOK_MS,
-    pauseMs: () => pauseMs,
+    // Moments do not wait.
+    pauseMs: () => Math.max(PAUSE_MS, Math.min(pauseAfter('others'), rest ?? Infinity)),
     log,
     async run() {
       const others = await look('others', MAX_LANES)
@@ -161,23 +166,23 @@ export function startReleaser(deps: {
       probes = probes.filter(({ endpointId }) => !known.has(endpointId))
       const ahead = secondsAhead(others)
       const granted = grant(inOrder(others), { most: portion.most(), ahead })
-      const asked = new Set(granted.map(({ endpointId }) => endpointId))
+      for (const { endpointId } of granted) asked.add(endpointId)
       probes = probes.filter(({ endpointId }) => !asked.has(endpointId))
       const isStale = granted.length > 0 && (await release(granted, ahead))
-      const rest = restFor(others, ahead)
-      // Moments do not wait.
-      pauseMs = Math.max(PAUSE_MS, Math.min(pauseAfter('others'), rest ?? Infinity))
+      rest = restFor(others, ahead)
       if (isStale && probes.length > 0) return true
       return rest ?? (granted.length + probes.length > 0 ? LOOK_MS : idleAfter('others'))
     },
   })
   const probing = startLoop({
     name: 'release_probes',
-    idleMs: LOOK_MS,
+    idleMs: MOST_IDLE_MS,
     pauseMs: () => Math.max(PROBES_PAUSE_MS, pauseAfter('probes')),
     log,
     async run() {
-      probes = await look('probes', MAX_PROBES)
+      asked = new Set()
+      const found = await look('probes', MAX_PROBES)
+      probes = found.filter(({ endpointId }) => !asked.has(endpointId))
       if (probes.length > 0) releasing.wake()
       return idleAfter('probes')
     },
