@@ -66,10 +66,10 @@ export function startReleaser(deps: {
 }): Loop {
   const { pool, lanes, slots, log } = deps
   const portion = createPortion(MAX_RELEASED)
-  /** Of those that were due at the last look for them, what has not been asked for since that began. */
+  /** Of those that were due at the last look for them, what has not been granted a place since that began. */
   let probes: Candidate[] = []
-  /** The endpoints of those that have. */
-  let asked = new Set<string>()
+  /** The endpoints that have. */
+  let served = new Set<string>()
   /** How long the last looks took, in milliseconds. */
   const took = { others: 0, probes: 0 }
 
@@ -155,7 +155,7 @@ export function startReleaser(deps: {
   const releasing = startLoop({
     name: 'release',
     idleMs: LOOK_MS,
-    // Moments do not wait.
+    // What is paced has its moments, however long a look takes.
     pauseMs: () => Math.max(PAUSE_MS, Math.min(pauseAfter('others'), rest ?? Infinity)),
     log,
     async run() {
@@ -166,8 +166,8 @@ export function startReleaser(deps: {
       probes = probes.filter(({ endpointId }) => !known.has(endpointId))
       const ahead = secondsAhead(others)
       const granted = grant(inOrder(others), { most: portion.most(), ahead })
-      for (const { endpointId } of granted) asked.add(endpointId)
-      probes = probes.filter(({ endpointId }) => !asked.has(endpointId))
+      for (const { endpointId } of granted) served.add(endpointId)
+      probes = probes.filter(({ endpointId }) => !served.has(endpointId))
       const isStale = granted.length > 0 && (await release(granted, ahead))
       rest = restFor(others, ahead)
       if (isStale && probes.length > 0) return true
@@ -175,14 +175,14 @@ export function startReleaser(deps: {
     },
   })
   const probing = startLoop({
-    name: 'release_probes',
+    name: 'release-probes',
     idleMs: MOST_IDLE_MS,
     pauseMs: () => Math.max(PROBES_PAUSE_MS, pauseAfter('probes')),
     log,
     async run() {
-      asked = new Set()
+      served = new Set()
       const found = await look('probes', MAX_PROBES)
-      probes = found.filter(({ endpointId }) => !asked.has(endpointId))
+      probes = found.filter(({ endpointId }) => !served.has(endpointId))
       if (probes.length > 0) releasing.wake()
       return idleAfter('probes')
     },

@@ -179,7 +179,10 @@ export function createLanes({
     /** Removes and returns all waiting claims. */
     takeWaiting: (): Claim[] => [...lanes.values()].flatMap((lane) => lane.waiting.splice(0).map(({ claim }) => claim)),
 
-    /** Tells which endpoints have held deliveries that may go out, but for probes; unless these are `all` of them, the others stay as they were noted. */
+    /**
+     * Tells which endpoints have held deliveries that may go out, but for probes; unless these are `all` of them, the others stay as they
+     * were noted.
+     */
     noteHeld(endpointIds: Set<string>, { all }: { all: boolean }): void {
       for (const [endpointId, lane] of lanes) lane.held = endpointIds.has(endpointId) || (!all && lane.held)
     },
