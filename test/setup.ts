@@ -4,7 +4,7 @@ import { freePort, letPostgresIn, loadPackage, serverOptions } from '../src/embe
 import { createLog } from '../src/log.ts'
 import { migrate } from '../src/migrate.ts'
 import { connect, PASSWORD, QUEUE, SERVER_URL, TEMPLATE } from './support/database.ts'
-import { makeDirectory, removeDirectory, sweepDirectories } from './support/directory.ts'
+import { makeDirectory, placeForMany, removeDirectory, sweepDirectories } from './support/directory.ts'
 import { COMPILED } from './support/service.ts'
 import { passMidnight } from './support/wait.ts'
 
@@ -24,7 +24,7 @@ let server: EmbeddedPostgres | undefined
 /** One Postgres for the whole run, with a migrated template that each test's database is cloned from. */
 export async function globalSetup(): Promise<void> {
   await sweepDirectories()
-  directory = await makeDirectory()
+  directory = await makeDirectory(await placeForMany())
   await letPostgresIn(directory)
   // Hundreds of processes load the same modules: Node compiles each once, for less than two thirds of the CPU of a start.
   process.env[COMPILED] = join(directory, 'compiled')

@@ -1,16 +1,26 @@
-import { chmod, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
+import { chmod, mkdtemp, readdir, readFile, rm, statfs, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { isAlive, stopLeftover } from '../../src/left-behind.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
 
 const PREFIX = 'waybill-test-'
+/** Linux keeps it in memory. */
+const IN_MEMORY = '/dev/shm'
+/** Ten times what a run of all tests takes, as others need memory, too. */
+const ROOM_BYTES = 4 * 2 ** 30
 /** Where in a directory a Postgres may have its data: the test run's own, or that of a service without DATABASE_URL. */
 const DATA = ['postgres', '.waybill/postgres']
 
+/** Where files can be made and removed by the thousand: some file systems take the longer to make one, the more have just been removed. */
+export async function placeForMany(): Promise<string> {
+  const { bavail, bsize } = await statfs(IN_MEMORY).catch(() => ({ bavail: 0, bsize: 0 }))
+  return Math.min(bavail * bsize, process.availableMemory()) >= ROOM_BYTES ? IN_MEMORY : tmpdir()
+}
+
 /** An empty directory that remembers which process made it, so that a later run can sweep up after a killed one. */
-export async function makeDirectory(): Promise<string> {
-  const directory = await mkdtemp(join(tmpdir(), PREFIX))
+export async function makeDirectory(parent = tmpdir()): Promise<string> {
+  const directory = await mkdtemp(join(parent, PREFIX))
   // As root, Postgres runs as another user, who must be able to pass through.
   await chmod(directory, 0o755)
   await writeFile(join(directory, 'owner.pid'), String(process.pid))
@@ -25,11 +35,13 @@ export async function removeDirectory(directory: string): Promise<void> {
 
 /** Removes what runs that were killed have left behind. */
 export async function sweepDirectories(): Promise<void> {
-  const names = await readdir(tmpdir())
-  for (const name of names.filter((entry) => entry.startsWith(PREFIX))) {
-    const directory = join(tmpdir(), name)
-    const owner = Number(await readFile(join(directory, 'owner.pid'), 'utf8').catch(() => Number.NaN))
-    if (owner > 1 && !(await isAlive(owner))) await removeDirectory(directory).catch(() => {})
+  for (const parent of [IN_MEMORY, tmpdir()]) {
+    const names = await readdir(parent).catch(() => [])
+    for (const name of names.filter((entry) => entry.startsWith(PREFIX))) {
+      const directory = join(parent, name)
+      const owner = Number(await readFile(join(directory, 'owner.pid'), 'utf8').catch(() => Number.NaN))
+      if (owner > 1 && !(await isAlive(owner))) await removeDirectory(directory).catch(() => {})
+    }
   }
 }
 
