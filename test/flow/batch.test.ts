@@ -91,21 +91,6 @@ test('what arrives while a batch runs is the next batch', async () => {
   assert.deepEqual(sizes, [1, 3])
 })
 
-test('after a batch that took long, what waits is joined by what comes next', { timeout: 15_000 }, async () => {
-  const { submit, sizes, release } = squaring({ hold: true })
-  const begun = performance.now()
-  const first = submit(1)
-  const third = first.then(() => submit(3))
-  await release()
-  await waitFor(() => performance.now() - begun > 10)
-  const second = submit(2)
-  await release()
-  await waitFor(() => sizes.length === 2)
-  await release()
-  assert.deepEqual(await Promise.all([first, second, third]), [1, 4, 9])
-  assert.deepEqual(sizes, [1, 2])
-})
-
 /**
  * A batcher whose items gather, unless three wait or a negative one comes. Until time is made to `pass`, it stands still, and what
  * gathers waits for ever. Runs wait for `gate`.
@@ -182,6 +167,23 @@ test('an urgent item that comes while a batch runs is in the next, at once', BOU
   held.resolve()
   await Promise.all([first, ...others])
   assert.deepEqual(batches, [[1], [2, -3]])
+})
+
+test('after a batch that took long, what waits is joined by what comes next', BOUNDED, async (t) => {
+  const { submit, batches, gate, pass } = gathering(t)
+  const held = Promise.withResolvers<void>()
+  gate.promise = held.promise
+  const first = submit(1)
+  await moment()
+  const second = submit(2)
+  pass(20)
+  const third = first.then(() => submit(3))
+  held.resolve()
+  await moment()
+  assert.deepEqual(batches, [[1]])
+  pass(4)
+  assert.deepEqual(await Promise.all([first, second, third]), [1, 2, 3])
+  assert.deepEqual(batches, [[1], [2, 3]])
 })
 
 test('what a full batch leaves over does not wait to gather', BOUNDED, async (t) => {
