@@ -486,7 +486,9 @@ async function readBy(...sessions: Pool[]): Promise<number> {
 }
 
 test('a sweep reads each delivery that waits once, for however many endpoints, also by statistics of a shorter queue', async (t) => {
-  const { sql, openPool } = await createWithEndpoint(t)
+  const { openPool } = await createWithEndpoint(t)
+  // Of one connection: what it has read must be known in time.
+  const sql = openPool()
   await sql.text('vacuum analyze waybill.deliveries')
   await sql`
     with made as materialized (select gen_random_uuid() as endpoint_id, waybill.make_id(clock_timestamp()) as event_id from generate_series(1, 25000)
@@ -499,7 +501,7 @@ test('a sweep reads each delivery that waits once, for however many endpoints, a
     select waybill.enqueue_new(array_agg(tenant_id), array_agg(delivery_id), array_agg(1.0::float8), array_agg(false), null)
     from waybill.deliveries
     where delivery_id <> (select delivery_id from waybill.deliveries order by endpoint_id desc limit 1)`
-  const pool = openPool({ max: 1 })
+  const pool = openPool()
   const before = await readBy(pool, sql)
   const sweep = startSweep({ pool, log: createLog('silent'), longestWaitSeconds: 0 })
   cleanUp(t, sweep.stop)
@@ -510,10 +512,11 @@ test('a sweep reads each delivery that waits once, for however many endpoints, a
 })
 
 test('of two that sweep at once one reads nothing of what waits', async (t) => {
-  const { sql, openPool } = await createWithEndpoint(t)
+  const { openPool } = await createWithEndpoint(t)
+  const sql = openPool()
   await publishMany(sql, 'acme', 20)
   await sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
-  const pool = openPool({ max: 1 })
+  const pool = openPool()
   let swept = 0
   const counting = new Proxy(pool, {
     get(pool, name) {
@@ -522,7 +525,7 @@ test('of two that sweep at once one reads nothing of what waits', async (t) => {
     },
   })
   const before = await readBy(pool, sql)
-  await sql.begin(async (other) => {
+  await openPool().begin(async (other) => {
     await other`select pg_advisory_xact_lock(hashtext('waybill.sweeping'))`
     const sweep = startSweep({ pool: counting, log: createLog('silent'), longestWaitSeconds: 0 })
     cleanUp(t, sweep.stop)
