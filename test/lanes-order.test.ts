@@ -218,7 +218,7 @@ suite('pace and order', { concurrency: 3 }, () => {
   test('an endpoint can be made ordered however many retries wait for it', async (t) => {
     const { sql, tenant } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint('http://127.0.0.1:9/')
-    await publishMany(sql, tenant.tenantId, 60_000)
+    await publishMany(sql, tenant.tenantId, 15_000)
     await sql`delete from pgboss.job where name = 'deliveries'`
     // With these statistics, joins went through all of them for each.
     await sql.text('analyze waybill.deliveries, pgboss.job')
@@ -228,7 +228,7 @@ suite('pace and order', { concurrency: 3 }, () => {
     await sql`
       update pgboss.job set state = 'retry', started_on = now(), start_after = now() + interval '1 hour' where name = 'deliveries'`
     await sql`update waybill.deliveries set status = 'retrying', bundle = null, next_attempt_at = now() + interval '1 hour'`
-    await sql`update waybill.endpoint_stats set pending = 0, retrying = 60000`
+    await sql`update waybill.endpoint_stats set pending = 0, retrying = 15000`
     const { status } = await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: { ordered: true } })
     assert.equal(status, 200)
     const [due] = await sql`
