@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { createInterface } from 'node:readline'
+import { setTimeout } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { cleanUp, type Scope } from './cleanup.ts'
 import { createDatabase } from './database.ts'
@@ -10,6 +11,7 @@ import { waitFor } from './wait.ts'
 const MAIN = fileURLToPath(new URL('../../src/main.ts', import.meta.url))
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
 const START_MS = 60_000
+const LAST_WORDS_MS = 200
 /** Lines of output that a test shows when it has failed. */
 const MAX_SHOWN = 50
 
@@ -107,6 +109,8 @@ export function runProgram(
   }
   const kill = () => stop('SIGKILL')
   cleanUp(scope, async () => {
+    // What it complains of is written a moment later.
+    if (scope.passed === false) await setTimeout(LAST_WORDS_MS)
     await kill()
     if (scope.passed !== false) return
     const complaints = logs.filter(({ level }) => level !== 'debug' && level !== 'info').map(({ text }) => text)
