@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, type TestContext, test } from 'node:test'
+import { DatabaseError } from 'pg'
 import { createBatcher } from '../../src/flow/batch.ts'
 import { connect, createDatabase } from '../support/database.ts'
 import { waitFor } from '../support/wait.ts'
@@ -146,6 +147,19 @@ test('items that gather wait no longer once they are enough', BOUNDED, async (t)
   assert.deepEqual(batches, [[1]])
   await Promise.all([...early, submit(4)])
   assert.deepEqual(batches, [[1], [2, 3, 4]])
+})
+
+test('items gather no longer than until they are as many as the database has time for', BOUNDED, async (t) => {
+  const { submit, batches, gate } = gathering(t)
+  const held = Promise.withResolvers<void>()
+  gate.promise = held.promise
+  const early = Promise.allSettled([1, 2].map(submit))
+  await moment()
+  held.reject(Object.assign(new DatabaseError('too slow', 0, 'error'), { code: '57014' }))
+  await early
+  gate.promise = Promise.resolve()
+  assert.equal(await submit(3), 3)
+  assert.deepEqual(batches, [[1, 2], [3]])
 })
 
 test('an urgent item takes with it at once what has gathered', BOUNDED, async (t) => {
