@@ -14,9 +14,9 @@ import { waitFor } from './support/wait.ts'
 
 /** A database in which the tenant `acme` has one endpoint, for all types. */
 async function createWithEndpoint(t: TestContext) {
-  const { sql, openPool } = await createDatabase(t)
+  const { sql, openPool, newSession } = await createDatabase(t)
   await insertEndpoint(sql)
-  return { sql, openPool }
+  return { sql, openPool, newSession }
 }
 
 test('deliveries whose jobs were deleted behind the service are all sent after all', async (t) => {
@@ -486,9 +486,9 @@ async function readBy(...sessions: Pool[]): Promise<number> {
 }
 
 test('a sweep reads each delivery that waits once, for however many endpoints, also by statistics of a shorter queue', async (t) => {
-  const { openPool } = await createWithEndpoint(t)
+  const { openPool, newSession } = await createWithEndpoint(t)
   // Of one connection: what it has read must be known in time.
-  const sql = openPool()
+  const sql = newSession()
   await sql.text('vacuum analyze waybill.deliveries')
   await sql`
     with made as materialized (select gen_random_uuid() as endpoint_id, waybill.make_id(clock_timestamp()) as event_id from generate_series(1, 25000)
@@ -512,8 +512,8 @@ test('a sweep reads each delivery that waits once, for however many endpoints, a
 })
 
 test('of two that sweep at once one reads nothing of what waits', async (t) => {
-  const { openPool } = await createWithEndpoint(t)
-  const sql = openPool()
+  const { openPool, newSession } = await createWithEndpoint(t)
+  const sql = newSession()
   await publishMany(sql, 'acme', 20)
   await sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
   const pool = openPool()
@@ -525,7 +525,7 @@ test('of two that sweep at once one reads nothing of what waits', async (t) => {
     },
   })
   const before = await readBy(pool, sql)
-  await openPool().begin(async (other) => {
+  await newSession().begin(async (other) => {
     await other`select pg_advisory_xact_lock(hashtext('waybill.sweeping'))`
     const sweep = startSweep({ pool: counting, log: createLog('silent'), longestWaitSeconds: 0 })
     cleanUp(t, sweep.stop)
