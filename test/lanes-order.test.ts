@@ -199,14 +199,13 @@ suite('pace and order', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
-  test('an endpoint that is made ordered while it waits for retries does not wait for them', async (t) => {
+  test('an endpoint that is made ordered while it waits for retries does not wait for them, whatever it asked for', async (t) => {
     const { sql, receiver, startWorker, tenant } = await start(t)
     const { endpoint_id } = await tenant.createEndpoint(receiver.url('/old'))
-    receiver.script('/old', 500)
+    receiver.script('/old', { status: 503, headers: { 'retry-after': '3600' } })
     await startWorker()
     await publishMany(sql, tenant.tenantId, 3)
     await waitFor(async () => (await sql`select from waybill.deliveries where status = 'retrying'`).length === 3)
-    await sql`update pgboss.job set start_after = now() + interval '1 hour' where name = 'deliveries'`
     const change = { url: receiver.url('/new'), ordered: true }
     assert.equal((await tenant.call('PATCH', `/v1/endpoints/${endpoint_id}`, { body: change })).status, 200)
     const receipts = await receiver.until(3, { path: '/new', timeoutMs: 60_000 })

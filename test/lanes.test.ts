@@ -253,7 +253,7 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     await assertBooks(sql)
   })
 
-  test('an endpoint that says twice that it is gone is disabled, and announced, once', async (t) => {
+  test('an endpoint that says twice that it is gone is disabled, and announced, once, by an event that the month does not count', async (t) => {
     const { receiver, tenant } = await start(t, {})
     const [first, second] = [gate(410), gate(410)]
     receiver.script('/gone', first.reply, second.reply)
@@ -270,6 +270,8 @@ suite('endpoints that fail', { concurrency: 3 }, () => {
     second.open()
     await receiver.until(3, { path: '/watcher' })
     assert.deepEqual(told().sort(), ['delivery.dead_lettered', 'delivery.dead_lettered', 'endpoint.disabled'])
+    const usage = (await tenant.call('GET', '/v1/usage/current')).body
+    assert.deepEqual([usage.events_count, usage.attempts_count], [2, 5])
     assert.equal((await tenant.call('GET', `/v1/endpoints/${endpoint_id}`)).body.updated_at, updated_at)
   })
 

@@ -24,7 +24,7 @@ const getUsage = createRoute({
   tags: ['Usage'],
   summary: 'What the tenant has used this month',
   description:
-    'Counted by the transactions that accept events and start attempts. What a limit refused is not counted.',
+    'Counted by the transactions that accept events and start attempts. What a limit refused is not counted. Nor are the events by which the service tells of endpoints and dead letters, but the attempts to deliver them are.',
   responses: {
     200: answers(
       'This UTC calendar month so far',
