@@ -6,14 +6,16 @@ export const PER_SECOND = 500
 const BURST = 1000
 /** Retries are counted by spans of this length. */
 const SPAN_MS = 2000
+/** By how much longer than it was asked a retry waits at most. */
+export const MAX_SPREAD_SECONDS = 86_400
 /** How many spans are remembered, each of each tenant apart. Receivers may ask for any within a day, which has 43,200. */
 const MAX_SPANS = 100_000
 
 /**
  * Retries go out in the order in which they are due, whatever their tenant, so one tenant's failures could fill the queue: receivers
  * can go on for hours to ask for the same moment. The returned function is told of a retry for which the receiver asked to wait
- * `askedSeconds` (Retry-After; else 0), and returns for how many seconds it has to wait at least. That is longer than asked if more than
- * `perSecond` of the tenant's retries in this worker would be due then. `clock` is in milliseconds.
+ * `askedSeconds` (Retry-After; else 0), and returns for how many seconds it has to wait at least. That is longer than asked, by up to
+ * a day, if more than `perSecond` of the tenant's retries in this worker would be due then. `clock` is in milliseconds.
  */
 export function createSpread({
   perSecond = PER_SECOND,
@@ -43,6 +45,7 @@ export function createSpread({
     const now = clock()
     const due = place(tenantId, Math.floor((now + (askedSeconds - BURST / perSecond) * 1000) / SPAN_MS))
     // Rounded at random: retries at whole seconds would come in waves.
-    return Math.max(askedSeconds, Math.floor((due - now) / 1000 + Math.random()))
+    const seconds = Math.floor((due - now) / 1000 + Math.random())
+    return Math.min(Math.max(askedSeconds, seconds), askedSeconds + MAX_SPREAD_SECONDS)
   }
 }

@@ -1,5 +1,6 @@
 import type { Pool } from '../db/open.ts'
 import { followLeaps } from '../flow/database-clock.ts'
+import { MAX_SPREAD_SECONDS } from '../flow/spread.ts'
 import { createThoroughness } from '../flow/thorough.ts'
 import { MAX_RETRY_AFTER_SECONDS } from '../flow/verdict.ts'
 import { DEAD_LETTERS, DELIVERIES } from '../queue.ts'
@@ -93,7 +94,7 @@ async function mendJobs(pool: Pool): Promise<number> {
       from pgboss.job where name = ${DELIVERIES} and (
         state = 'created' and start_after > now() + interval '5 seconds'
         or state = 'retry' and (coalesce(started_on, heartbeat_on) > now() + interval '5 seconds'
-          or start_after > now() + (greatest(retry_delay_max, ${MAX_RETRY_AFTER_SECONDS}) + 5) * interval '1 second')
+          or start_after > now() + (greatest(retry_delay_max, ${MAX_RETRY_AFTER_SECONDS + MAX_SPREAD_SECONDS}) + 5) * interval '1 second')
         or state = 'active' and heartbeat_on > now() + interval '5 seconds')
       limit ${MAX_BATCH} for update skip locked
     ), mended as (

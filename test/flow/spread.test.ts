@@ -71,3 +71,10 @@ test('at a slower pace, what comes all at once is not later, and the rest comes 
   now += 60_000
   assert.equal(spread('a'), 0)
 })
+
+test('no retry is later than asked by more than a day', () => {
+  const spread = createSpread({ perSecond: 0.5, clock: () => 0 })
+  let last = 0
+  for (let n = 0; n < 100_000; n++) last = spread('a', 60)
+  assert.equal(last, 60 + 86_400)
+})
