@@ -173,6 +173,15 @@ test('what waits while the queue clock is set back moves it on from there', asyn
   assert.deepEqual([...(await sql`select tag from waybill.queue_clock`)], [{ tag: 5 }])
 })
 
+test('places far ahead that many endpoints with a backlog bring about are left so, and the clock gets there', async (t) => {
+  const { sql } = await createDatabase(t)
+  const [delivery] = await queueAt(sql, [4e7])
+  await sql`update waybill.endpoint_stats set tag = 4e7`
+  assert.deepEqual([...(await sql`select waybill.gather_strays() as found`)], [{ found: 0 }])
+  assert.deepEqual(await claim(sql), [delivery])
+  assert.deepEqual([...(await sql`select tag from waybill.queue_clock`)], [{ tag: 4e7 }])
+})
+
 test('the queue clock is set back although the counters of an endpoint are busy for longer than it would wait for tables', async (t) => {
   const { sql, newSession } = await createDatabase(t)
   await startFailing(sql, [])

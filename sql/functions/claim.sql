@@ -148,7 +148,7 @@ begin
   else
     -- A tag from before the clock was set back (waybill.rebase_queue) is far ahead, and must not undo that.
     update waybill.queue_clock set tag = newest
-    where ctid = (select ctid from waybill.queue_clock where tag < newest and tag > newest - 1e7 for update skip locked);
+    where ctid = (select ctid from waybill.queue_clock where tag < newest and tag > newest - 5e7 for update skip locked);
   end if;
   update waybill.claim_marks m
   -- The time at which the clock is read, not the transaction's, which may have waited for seconds.

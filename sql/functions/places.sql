@@ -60,8 +60,8 @@ begin
 end $$;
 
 -- Whoever read the clock before it was set back, and wrote afterwards, has placed jobs and endpoints months ahead of everybody
--- else's. This brings them to where the clock is, and returns how many there were. No proper place is as far ahead as 1e7: that
--- would take millions of deliveries to one endpoint.
+-- else's. This brings them to where the clock is, and returns how many there were. They are as far ahead as the clock was set back, 1e8
+-- at least; half of that would take 300,000 deliveries to one of 10,000 endpoints that all have a backlog (waybill.turn_step).
 create or replace function waybill.gather_strays() returns int language plpgsql as $$
 declare
   clock constant float8 := (select tag from waybill.queue_clock);
@@ -71,7 +71,7 @@ begin
   with stray as (
     select id from pgboss.job
     where name = 'deliveries' and state < 'active' and not blocked
-      and priority < -floor(clock + 1e7)::int and priority > waybill.first_retry()
+      and priority < -floor(clock + 5e7)::int and priority > waybill.first_retry()
     for update skip locked
   )
   update pgboss.job j set priority = -floor(clock)::int,
@@ -80,7 +80,7 @@ begin
   get diagnostics jobs = row_count;
   -- In the order in which publishing and recording lock them.
   with stray as (
-    select tenant_id, endpoint_id from waybill.endpoint_stats where tag > clock + 1e7
+    select tenant_id, endpoint_id from waybill.endpoint_stats where tag > clock + 5e7
     order by tenant_id, endpoint_id for no key update
   )
   update waybill.endpoint_stats s set tag = clock from stray
