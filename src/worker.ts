@@ -5,7 +5,7 @@ import { startAnnouncing } from './flow/announce.ts'
 import { createAttempts, SHUTTING_DOWN } from './flow/attempts.ts'
 import { touch } from './flow/claim.ts'
 import { createClaim } from './flow/claim-due.ts'
-import { takeDeadLetters } from './flow/dead-letter.ts'
+import { createDeadLetterTaker } from './flow/dead-letter.ts'
 import { createDeliver } from './flow/deliver.ts'
 import { startDispatcher } from './flow/dispatch.ts'
 import { createInHand } from './flow/in-hand.ts'
@@ -108,11 +108,12 @@ export async function startWorker(deps: {
     log,
   })
   Object.assign(wake, { dispatcher: dispatcher.wake, releaser: releaser.wake })
+  const takeDeadLetters = createDeadLetterTaker(pool, boss, log)
   const deadLetters = startLoop({
     name: 'dead-letters',
     idleMs: DEAD_LETTER_POLL_MS,
     log,
-    run: async () => (await takeDeadLetters(pool, boss, log)) > 0,
+    run: async () => (await takeDeadLetters()) > 0,
   })
   const announcing = startAnnouncing(pool, log)
   const waiting = startLoop({

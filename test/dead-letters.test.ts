@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { type TestContext, test } from 'node:test'
-import { takeDeadLetters } from '../src/flow/dead-letter.ts'
+import { DatabaseError } from 'pg'
+import { createDeadLetterTaker } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'
 import { createDatabase, insertEndpoint, startBoss } from './support/database.ts'
 import { startFailing } from './support/queue.ts'
@@ -60,7 +61,7 @@ test('a job without data in the dead letter queue is taken and does not hold up 
 test('dead letters that were taken together with one that the database refuses come again a minute later', async (t) => {
   const { url, sql, openPool } = await createDatabase(t)
   const [pool, boss] = [openPool(), await startBoss(t, url)]
-  const take = () => takeDeadLetters(pool, boss, createLog('silent'))
+  const take = createDeadLetterTaker(pool, boss, createLog('silent'))
   for (const delivery_id of [randomUUID(), 'none']) await boss.send('dead_letters', { tenant_id: 'acme', delivery_id })
   await assert.rejects(take(), /invalid input syntax/)
   assert.equal(await take(), 0)
@@ -83,7 +84,28 @@ test('a dead letter is announced unless it is an announcement itself, or the mon
         completed_at = now() where delivery_id = ${delivery_id}`
     await boss.send('dead_letters', { tenant_id: 'acme', delivery_id })
   }
-  assert.equal(await takeDeadLetters(openPool(), boss, createLog('silent')), 5)
+  assert.equal(await createDeadLetterTaker(openPool(), boss, createLog('silent'))(), 5)
   const told = await sql`select payload::jsonb ->> 'delivery_id' as id from waybill.announcements`
   assert.deepEqual([...told], [{ id: ids[3] }])
+})
+
+test('of dead letters that the database has no time for half as many are taken next', async (t) => {
+  const { url, openPool } = await createDatabase(t)
+  const boss = await startBoss(t, url)
+  const asked: number[] = []
+  const tooSlow = Object.assign(new DatabaseError('canceled', 8, 'error'), { code: '57014' })
+  const hurried = new Proxy(boss, {
+    get(boss, name) {
+      if (name !== 'fetch') return Reflect.get(boss, name)
+      return (queue: string, options: { batchSize: number }) => {
+        asked.push(options.batchSize)
+        if (asked.length < 3) throw tooSlow
+        return boss.fetch(queue, options)
+      }
+    },
+  })
+  const take = createDeadLetterTaker(openPool(), hurried, createLog('silent'))
+  for (let failure = 1; failure < 3; failure++) await assert.rejects(take, tooSlow)
+  for (let success = 1; success < 3; success++) assert.equal(await take(), 0)
+  assert.deepEqual(asked, [100, 50, 25, 50])
 })

@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto'
 import { type TestContext, test } from 'node:test'
 import type { Db } from '../src/db/open.ts'
 import { createClaim } from '../src/flow/claim-due.ts'
-import { takeDeadLetters } from '../src/flow/dead-letter.ts'
+import { createDeadLetterTaker } from '../src/flow/dead-letter.ts'
 import { createLog } from '../src/log.ts'
 import { createAttempt } from './support/attempts.ts'
 import { createDatabase, startBoss, waitingForLocks } from './support/database.ts'
@@ -95,7 +95,7 @@ test('dead letters are taken although a replay of one of them and their taking w
   // What a replay does: it locks the delivery, then removes the failed job, which by then is locked by who takes it.
   const replaying = sql.begin(async (replay) => {
     await replay`select from waybill.deliveries where delivery_id = ${lost[1]!.deliveryId} for update`
-    taking = takeDeadLetters(pool, boss, log)
+    taking = createDeadLetterTaker(pool, boss, log)()
     await waitFor(() => waitingForLocks(sql), { what: 'the taking to wait' })
     await replay`delete from pgboss.job where name = 'deliveries' and id = ${lost[1]!.deliveryId} and state = 'failed'`
   })
@@ -211,7 +211,7 @@ async function startTaking(t: TestContext) {
     claimAgain: claim,
     attempt: createAttempt(pool),
     replay: async () => assert.equal((await tenant.call('POST', `/v1/deliveries/${id}/replay`)).status, 202),
-    take: () => takeDeadLetters(pool, boss, log),
+    take: createDeadLetterTaker(pool, boss, log),
     standing,
   }
 }

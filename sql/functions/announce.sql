@@ -2,13 +2,15 @@
 create or replace function waybill.announce(tenant text, about uuid, type text, payload text) returns void language sql as $$
   insert into waybill.announcements (tenant_id, announcement_id, about, event_type, payload)
   select tenant, waybill.make_id(clock_timestamp()), about, type, payload
-  -- Only if an endpoint has asked to be told.
+  -- Only if an endpoint has asked to be told. All three types are named as the index endpoints_told names them.
   where exists (select from waybill.endpoints e
-    where e.tenant_id = tenant and e.is_active and e.endpoint_id <> about and e.subscribed_events @> array[type])
+    where e.tenant_id = tenant and e.is_active and e.endpoint_id <> about and e.subscribed_events @> array[type]
+      and e.subscribed_events && '{endpoint.disabled,endpoint.recovered,delivery.dead_lettered}'::text[])
 $$;
 
 -- Makes events of at most `most` announcements, delivered to the tenants' active endpoints that name the type; `*` does not stand
--- for these. An announcement never goes to the endpoint that it is about. Returns how many there were.
+-- for these. An announcement never goes to the endpoint that it is about, nor to more than 10,000, as many as an event goes to at most:
+-- one that took too long would keep all others waiting for ever. Returns how many there were.
 create or replace function waybill.publish_announcements(most int) returns bigint language plpgsql as $$
 declare
   told bigint;
@@ -18,9 +20,12 @@ begin
       select tenant_id, announcement_id from waybill.announcements order by announcement_id limit most for update skip locked)
     returning *
   ), received as materialized (
-    select a.*, e.endpoint_id from taken a
-    join waybill.endpoints e
-      on e.tenant_id = a.tenant_id and e.is_active and e.endpoint_id <> a.about and e.subscribed_events @> array[a.event_type]
+    select a.*, told.endpoint_id from taken a cross join lateral (
+      select endpoint_id from waybill.endpoints e
+      where e.tenant_id = a.tenant_id and e.is_active and e.endpoint_id <> a.about and e.subscribed_events @> array[a.event_type]
+        and e.subscribed_events && '{endpoint.disabled,endpoint.recovered,delivery.dead_lettered}'::text[]
+      order by endpoint_id limit 10000
+    ) told
   ), stored as (
     insert into waybill.events (tenant_id, event_id, event_type, payload, delivery_count)
     select tenant_id, announcement_id, event_type, payload, count(*)::int from received

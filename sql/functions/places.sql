@@ -61,7 +61,8 @@ end $$;
 
 -- Whoever read the clock before it was set back, and wrote afterwards, has placed jobs and endpoints months ahead of everybody
 -- else's. This brings them to where the clock is, and returns how many there were. They are as far ahead as the clock was set back, 1e8
--- at least; half of that would take 300,000 deliveries to one of 10,000 endpoints that all have a backlog (waybill.turn_step).
+-- at least; half of that would take 320,000 deliveries to one of 10,000 endpoints that have 64 waiting each (waybill.turn_step), or
+-- 32,000 to one of 100,000, the most that there may be.
 create or replace function waybill.gather_strays() returns int language plpgsql as $$
 declare
   clock constant float8 := (select tag from waybill.queue_clock);

@@ -6,6 +6,7 @@ import { fragment } from '../db/statement.ts'
 import type { Log } from '../log.ts'
 import { bossDb, DEAD_LETTERS, DELIVERIES, type DeliveryJob } from '../queue.ts'
 import { announce } from './announce.ts'
+import { createPortion } from './portion.ts'
 
 const MAX_BATCH = 100
 
@@ -29,22 +30,28 @@ type DeadLetter = {
 type Job = { id: string; sourceId?: string | null; data: (DeliveryJob & { delivery_id?: string }) | null }
 
 /**
- * Takes one batch from the dead letter queue and returns how many jobs it had. All in one transaction, since jobs that are
- * fetched and then not finished are left alone for a minute.
+ * The returned function takes one batch from the dead letter queue, a smaller one after one that took too long, and returns how many jobs
+ * it had. All in one transaction, since jobs that are fetched and then not finished are left alone for a minute.
  */
-export async function takeDeadLetters(pool: Pool, boss: PgBoss, log: Log): Promise<number> {
-  const fetch = (sql: Db): Promise<Job[]> =>
-    boss.fetch<Job['data']>(DEAD_LETTERS, { batchSize: MAX_BATCH, includeMetadata: true, db: bossDb(sql) })
-  const { taken, letters } = await transact(pool, async (sql) => {
-    const jobs = await fetch(sql)
-    return { taken: jobs.length, letters: jobs.length === 0 ? [] : await settle(sql, boss, jobs) }
-  }).catch(async (error: unknown) => {
-    // Here that minute is wanted: it lets others through, should one of these be at fault.
-    if (isRefusal(error)) await fetch(pool)
-    throw error
-  })
-  for (const letter of letters) log.warn(letter, 'delivery.dead_lettered')
-  return taken
+export function createDeadLetterTaker(pool: Pool, boss: PgBoss, log: Log): () => Promise<number> {
+  const portion = createPortion(MAX_BATCH)
+  return async () => {
+    const batchSize = portion.most()
+    const fetch = (sql: Db): Promise<Job[]> =>
+      boss.fetch<Job['data']>(DEAD_LETTERS, { batchSize, includeMetadata: true, db: bossDb(sql) })
+    const take = () =>
+      transact(pool, async (sql) => {
+        const jobs = await fetch(sql)
+        return { taken: jobs.length, letters: jobs.length === 0 ? [] : await settle(sql, boss, jobs) }
+      })
+    const { taken, letters } = await portion.try(batchSize, take).catch(async (error: unknown) => {
+      // Here that minute is wanted: it lets others through, should one of these be at fault.
+      if (isRefusal(error)) await fetch(pool)
+      throw error
+    })
+    for (const letter of letters) log.warn(letter, 'delivery.dead_lettered')
+    return taken
+  }
 }
 
 /**

@@ -88,7 +88,7 @@ const writableFields = (allow: readonly AddressRange[]) => ({
     .openapi({ description: 'Attempts a second at most, evenly spaced; null for no limit.', example: 50 }),
   ordered: z.boolean().optional().openapi({
     description:
-      'Strictly one delivery at a time, in publish order: a failing one holds those behind it until it is delivered or dead-lettered. What waits for a retry is due at once, whatever `Retry-After` asked, when an endpoint is made ordered, when an ordered one is set active, and when one that fails gets another URL.',
+      'Strictly one delivery at a time, in publish order: a failing one holds those behind it until it is delivered or dead-lettered. What waits for a retry (of more than 10,000, the oldest) is due at once, whatever `Retry-After` asked, when an endpoint is made ordered, and when an ordered one is set active again or, failing, gets another URL.',
     example: false,
   }),
 })
