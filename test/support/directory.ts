@@ -5,7 +5,7 @@ import { isAlive, stopLeftover } from '../../src/left-behind.ts'
 import { cleanUp, type Scope } from './cleanup.ts'
 
 const PREFIX = 'waybill-test-'
-/** Linux keeps it in memory. */
+/** Linux keeps it in memory, also what a killed run leaves there, until the next run. */
 const IN_MEMORY = '/dev/shm'
 /** Ten times what a run of all tests takes, as others need memory, too. */
 const ROOM_BYTES = 4 * 2 ** 30
