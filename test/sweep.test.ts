@@ -517,19 +517,28 @@ test('of two that sweep at once one reads nothing of what waits', async (t) => {
   await publishMany(sql, 'acme', 20)
   await sql`update waybill.deliveries set updated_at = now() - interval '1 minute', next_attempt_at = now() - interval '1 minute'`
   const pool = openPool()
-  let swept = 0
-  const counting = new Proxy(pool, {
+  let hasAsked = false
+  const watched = (sql: Db) =>
+    new Proxy(sql, {
+      apply(sql, _, statement: [TemplateStringsArray]) {
+        const asking = Reflect.apply(sql, null, statement) as Promise<unknown>
+        return asking.finally(() => {
+          hasAsked ||= statement[0].join('').includes('waybill.sweeping')
+        })
+      },
+    })
+  const watching = new Proxy(pool, {
     get(pool, name) {
       if (name !== 'begin') return Reflect.get(pool, name)
-      return (run: (sql: Db) => Promise<unknown>) => pool.begin(run).finally(() => swept++)
+      return (run: (sql: Db) => Promise<unknown>) => pool.begin((sql) => run(watched(sql)))
     },
   })
   const before = await readBy(pool, sql)
   await newSession().begin(async (other) => {
     await other`select pg_advisory_xact_lock(hashtext('waybill.sweeping'))`
-    const sweep = startSweep({ pool: counting, log: createLog('silent'), longestWaitSeconds: 0 })
+    const sweep = startSweep({ pool: watching, log: createLog('silent'), longestWaitSeconds: 0 })
     cleanUp(t, sweep.stop)
-    await waitFor(() => swept > 0, { what: 'a sweep' })
+    await waitFor(() => hasAsked, { what: 'it to ask whether another one sweeps' })
   })
   assert.equal((await readBy(pool, sql)) - before, 0)
 })
