@@ -8,7 +8,7 @@ export async function readUsage(sql: Db, tenantId: string) {
   const [used] = await sql<[{ start: Date; events: number; attempts: number }]>`
     select m.start, coalesce(sum(count) filter (where metric = 'events'), 0)::float8 as events,
       coalesce(sum(count) filter (where metric = 'attempts'), 0)::float8 as attempts
-    from (select date_trunc('month', now() at time zone 'utc') at time zone 'utc' as start) m
+    from (select date_trunc('month', now(), 'utc') as start) m
     left join waybill.usage u on u.tenant_id = ${tenantId} and u.month = (m.start at time zone 'utc')::date
     group by m.start`
   return { ...used, end: firstOfNextMonth(used.start) }
