@@ -53,8 +53,8 @@ type Attempts = { status_code: number; attempts: number; retries: number }
 
 /** What happens in a tenant, summed up from its counters. */
 export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
-  mount.tenant(getMetrics, { action: 'read' }, async (c, { tenantId }) => {
-    return await reads(c, tenantId, async (sql) => {
+  mount.tenant(getMetrics, { action: 'read' }, (c, { tenantId }) =>
+    reads(c, tenantId, async (sql) => {
       const [{ held, ...byStatus }] = await sql<[Deliveries]>`
         select coalesce(sum(pending), 0)::float8 as pending, coalesce(sum(retrying), 0)::float8 as retrying,
           coalesce(sum(delivered), 0)::float8 as delivered, coalesce(sum(dead_lettered), 0)::float8 as dead_lettered,
@@ -80,6 +80,6 @@ export function mountMetrics(mount: Mount, { reads }: { reads: Reads }): void {
         endpoint_counts: endpoints,
         queue_age_seconds: Math.round(queue.age * 1000) / 1000,
       }
-    })
-  })
+    }),
+  )
 }
