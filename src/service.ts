@@ -4,7 +4,6 @@ import { untilReachable } from './db/until-reachable.ts'
 import { createSender } from './egress/send.ts'
 import type { EndpointRules } from './flow/observe.ts'
 import { createPublish } from './flow/publish.ts'
-import { createRateCounter } from './flow/rate-counter.ts'
 import { createApp } from './http/app.ts'
 import { createAuth } from './http/auth.ts'
 import { HEALTH_PATIENCE_MS } from './http/health.ts'
@@ -96,7 +95,6 @@ export async function startService(options: Options): Promise<{ port: number }> 
       monthly_events: config.MONTHLY_EVENT_LIMIT,
       monthly_attempts: config.MONTHLY_ATTEMPT_LIMIT,
     }),
-    rateCounter: createRateCounter(pool, config.RATE_LIMIT_WINDOW_SECONDS),
     rateLimits: rateLimits(config),
     secretBox,
     allow: config.EGRESS_ALLOW,

@@ -47,5 +47,3 @@ export function createRateCounter(pool: Pool, windowSeconds: number) {
   const room = createRequestRoom(MAX_WAITING, { maxWaiting: MAX_WAITING })
   return (asked: Asked): Promise<Counted> => room.run(asked.tenantId, 1, () => count(asked))
 }
-
-export type RateCounter = ReturnType<typeof createRateCounter>

@@ -5,7 +5,6 @@ import type { Pool } from '../db/open.ts'
 import type { AddressRange } from '../egress/address.ts'
 import { AppError } from '../errors.ts'
 import type { Publish } from '../flow/publish.ts'
-import type { RateCounter } from '../flow/rate-counter.ts'
 import type { Log } from '../log.ts'
 import type { SecretBox } from '../secrets.ts'
 import { type Env, errorBody } from './answer.ts'
@@ -38,7 +37,6 @@ export type AppDeps = {
   retention: Pool
   auth: Auth
   publish: Publish
-  rateCounter: RateCounter
   secretBox: SecretBox
   allow: readonly AddressRange[]
   log: Log
@@ -55,7 +53,7 @@ export type AppDeps = {
 export function createApp(deps: AppDeps): App {
   const { log } = deps
   const app: App = new OpenAPIHono<Env>({ getPath: pathOf })
-  const rateLimit = createRateLimit(deps.rateCounter, deps.rateLimits)
+  const rateLimit = createRateLimit(deps.pool, deps.rateLimits)
   const mount = createMount({ app, auth: deps.auth, rateLimit })
 
   // Only at this level: routes without middleware cost less.

@@ -1,6 +1,7 @@
 import type { Context } from 'hono'
+import type { Pool } from '../db/open.ts'
 import { AppError } from '../errors.ts'
-import type { RateAction, RateCounter, RatePlace } from '../flow/rate-counter.ts'
+import { createRateCounter, type RateAction, type RatePlace } from '../flow/rate-counter.ts'
 import type { Env } from './answer.ts'
 import type { Tenant } from './auth.ts'
 
@@ -9,7 +10,9 @@ export type CountedAction = Exclude<RateAction, 'events:write'>
 export type RateLimits = { windowSeconds: number; limits: Record<CountedAction, number> }
 
 /** Counts a request against its action's window, and says where it stands. */
-export function createRateLimit(counter: RateCounter, { windowSeconds, limits }: RateLimits) {
+export function createRateLimit(pool: Pool, { windowSeconds, limits }: RateLimits) {
+  const counter = createRateCounter(pool, windowSeconds)
+
   /** Sets the X-RateLimit headers; throws `rate limit exceeded` when the place is beyond the limit. */
   function apply(c: Context<Env>, tenant: Tenant, action: RateAction, place: RatePlace): void {
     if (place.limit === 0) return
