@@ -1,7 +1,6 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import { AppError } from '../errors.ts'
-import { stateFields } from './endpoint-routes.ts'
-import { renderState, type StateRow, stateColumns } from './endpoint-state.ts'
+import { renderState, type StateRow, stateColumns, stateFields } from './endpoint-state.ts'
 import { errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import type { Reads } from './reads.ts'
 import { recordId } from './record-id.ts'

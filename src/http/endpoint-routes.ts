@@ -1,31 +1,13 @@
 import { createRoute, z } from '@hono/zod-openapi'
 import type { AddressRange } from '../egress/address.ts'
 import { checkUrl } from '../egress/destination.ts'
+import { stateFields } from './endpoint-state.ts'
 import { BODY_ERRORS, errorAnswers, TENANT_ERRORS } from './error-answers.ts'
 import { listOf, listQuery } from './pages.ts'
-import { answers, count, id, jsonBody, ok, ownTenant, text, timestamp } from './schemas.ts'
+import { answers, id, jsonBody, ok, ownTenant, text, timestamp } from './schemas.ts'
 
 const SUBSCRIPTION = 'must be * or words of A-Z a-z 0-9 _ - joined by dots, at most 128 characters'
 const URL_EXAMPLE = 'https://hooks.example.com/waybill'
-
-/** How an endpoint's traffic stands; also part of its health. */
-export const stateFields = {
-  state: z.enum(['active', 'inactive', 'failing', 'recovering']).openapi('EndpointState', {
-    description:
-      '`failing`: it has failed for a while, and gets one probe at a time. `recovering`: it has answered again, or has a new URL or been set active again, and gets what was held in growing chunks. `inactive`: it gets nothing.',
-  }),
-  state_reason: z.string().nullable().openapi({
-    description: 'Why it is in another state than `active`, in words; null while it is active.',
-    example: null,
-  }),
-  state_since: timestamp.nullable().openapi({ description: 'Null while active.', example: null }),
-  held_count: count.openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
-  next_probe_at: timestamp.nullable().openapi({
-    description:
-      'While failing: when the next of its held deliveries is tried. Null if none is held, or if the endpoint is ordered and its first delivery waits for a retry: see that delivery’s `next_attempt_at`.',
-    example: null,
-  }),
-}
 
 const endpointRecord = z
   .object({

@@ -1,5 +1,26 @@
+import { z } from '@hono/zod-openapi'
 import { fragment } from '../db/statement.ts'
 import type { Breaker } from '../flow/breaker.ts'
+import { count, timestamp } from './schemas.ts'
+
+/** How an endpoint's traffic stands; also part of its health. */
+export const stateFields = {
+  state: z.enum(['active', 'inactive', 'failing', 'recovering']).openapi('EndpointState', {
+    description:
+      '`failing`: it has failed for a while, and gets one probe at a time. `recovering`: it has answered again, or has a new URL or been set active again, and gets what was held in growing chunks. `inactive`: it gets nothing.',
+  }),
+  state_reason: z.string().nullable().openapi({
+    description: 'Why it is in another state than `active`, in words; null while it is active.',
+    example: null,
+  }),
+  state_since: timestamp.nullable().openapi({ description: 'Null while active.', example: null }),
+  held_count: count.openapi({ description: 'Deliveries that wait for the endpoint to take them.', example: 0 }),
+  next_probe_at: timestamp.nullable().openapi({
+    description:
+      'While failing: when the next of its held deliveries is tried. Null if none is held, or if the endpoint is ordered and its first delivery waits for a retry: see that delivery’s `next_attempt_at`.',
+    example: null,
+  }),
+}
 
 export type StateRow = {
   is_active: boolean
@@ -30,7 +51,7 @@ const REASONS = {
   failing: 'every attempt has failed for too long',
 }
 
-/** How an endpoint's traffic stands, and why, in words. */
+/** The `stateFields` of an endpoint. */
 export function renderState({ is_active, inactive_reason, inactive_since, stats }: StateRow) {
   const stands = (state: string, reason: string | null, since: Date | null, probeAt: Date | null = null) => ({
     state,
