@@ -50,8 +50,8 @@ export async function runRetention(
     const counts = await wholeDay(day)
       .then((whole) => whole ?? rows(pool, day, null))
       .catch((error: unknown) => {
-        // Not gone: else another run has dropped the day that was to be counted.
         if (isKept(error)) obstacle ??= error
+        // One that is gone has been dropped by another run before it was counted.
         else if (!isGone(error)) throw error
         return NO_ROWS
       })
@@ -75,9 +75,8 @@ export async function runRetention(
 async function daysBefore(pool: Pool, cutoff: Date): Promise<string[]> {
   const last = cutoff.toISOString().slice(0, 10).replaceAll('-', '')
   const rows = await pool<{ day: string }[]>`
-    select substring(relname from '\\d{8}$') as day from pg_class
-    where relnamespace = 'waybill'::regnamespace and relkind = 'r' and relname ~ '^deliveries_\\d{8}$'
-      and substring(relname from '\\d{8}$') < ${last}
+    select right(relname, 8) as day from pg_class
+    where relnamespace = 'waybill'::regnamespace and relkind = 'r' and relname ~ '^deliveries_\\d{8}$' and right(relname, 8) < ${last}
     order by 1`
   return rows.map((row) => row.day)
 }
