@@ -73,10 +73,8 @@ function createQuestion(pulse: Pool, pool: Pool): () => Promise<boolean> {
       })
 
   return async () => {
-    let timer: NodeJS.Timeout | undefined
-    const late = new Promise<boolean>((resolve) => {
-      timer = setLate(() => resolve(false), HEALTH_PATIENCE_MS)
-    })
+    const { promise: late, resolve } = Promise.withResolvers<boolean>()
+    const timer = setLate(() => resolve(false), HEALTH_PATIENCE_MS)
     asked ??= ask()
     return await Promise.race([asked, late]).finally(() => clearTimeout(timer))
   }
