@@ -123,9 +123,7 @@ const listAttempts = createRoute({
 type Filters = z.output<typeof dlqQuery> & { status?: DeliveryRow['status'] | undefined }
 
 /** How long the statements of a list with filters may take before one more, which may take 2.5 s: all in all there are four. */
-const PATIENCE_MS = 1000
-/** The error of a list whose filters match so little that it took too long. */
-const TOO_MUCH = { path: 'since', message: 'the list took too long to read: narrow it by since and until' }
+const LIST_PATIENCE_MS = 1000
 
 /** Whether the tenant, or the endpoint, has any delivery, of that status: the counters tell at once that there is nothing to be found. */
 async function isAny(sql: Db, tenant: Tenant, { status, endpoint_id }: Filters): Promise<boolean> {
@@ -157,14 +155,15 @@ export function mountDeliveries(mount: Mount, { reads, lookUps }: { reads: Reads
             below: ends[0],
             offset: query.offset ?? 0,
             limit: query.limit + 1,
-            patienceMs: filters.length > 0 ? PATIENCE_MS : Infinity,
+            patienceMs: filters.length > 0 ? LIST_PATIENCE_MS : Infinity,
           })
         : []
       return listBody(query, rows, renderDelivery, (row) => row.delivery_id)
     }).catch((error: unknown) => {
       // There is no index for these filters, since every publish would pay for it: one that matches little reads everything.
-      if (error instanceof TooMuch && filters.length > 0) throw new AppError('invalid_request', [TOO_MUCH])
-      throw error
+      if (!(error instanceof TooMuch) || filters.length === 0) throw error
+      const message = 'the list took too long to read: narrow it by since and until'
+      throw new AppError('invalid_request', [{ path: 'since', message }])
     })
   }
 
