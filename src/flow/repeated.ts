@@ -1,7 +1,7 @@
 import type { Pool } from '../db/open.ts'
-import { isSameJson } from '../json.ts'
 import { heavyTurn } from '../pacing.ts'
 import { createRequestRoom } from '../room.ts'
+import { isSameJson } from './same-json.ts'
 
 /** Room for payloads that are being compared with their originals, originals included. */
 const COMPARED_BYTES = 1024 * 1024

@@ -2,11 +2,11 @@ import type { IncomingMessage } from 'node:http'
 import type { Context } from 'hono'
 import { LARGEST_PAYLOAD_BYTES } from '../config.ts'
 import { AppError } from '../errors.ts'
-import { MAX_DEPTH, NotJson, outline, TooDeep } from '../json-outline.ts'
 import { Line } from '../line.ts'
 import { createTurns } from '../pacing.ts'
 import { createRequestRoom } from '../room.ts'
 import type { Env } from './answer.ts'
+import { MAX_DEPTH, NotJson, outline, TooDeep } from './json-outline.ts'
 
 /** What a body may hold besides a payload: other fields, their names, white space. */
 const ENVELOPE_BYTES = 65_536

@@ -1,4 +1,4 @@
-import { outline } from '../../src/json-outline.ts'
+import { outline } from '../../src/http/json-outline.ts'
 
 /** The text of a member of a JSON object, as it is written there: the last, if there are several. It must be an object or a list. */
 export function memberOf(text: string, name: string): string | undefined {

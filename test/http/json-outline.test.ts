@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { MAX_DEPTH, NotJson, outline, TooDeep } from '../src/json-outline.ts'
-import { cpuTime } from './support/cpu.ts'
-import { memberOf } from './support/json.ts'
+import { MAX_DEPTH, NotJson, outline, TooDeep } from '../../src/http/json-outline.ts'
+import { cpuTime } from '../support/cpu.ts'
+import { memberOf } from '../support/json.ts'
 
 const nested = (depth: number) => '['.repeat(depth) + ']'.repeat(depth)
 const isObject = (value: unknown) => typeof value === 'object' && value !== null

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { isSameJson } from '../src/json.ts'
-import { cpuTime } from './support/cpu.ts'
+import { isSameJson } from '../../src/flow/same-json.ts'
+import { cpuTime } from '../support/cpu.ts'
 
 const SAME: [string, string, string][] = [
   ['{"a":1,"b":2}', '{"b":2,"a":1}', 'key order'],
