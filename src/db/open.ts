@@ -108,26 +108,25 @@ export function openDb(
 
 async function inTransaction<Result>(ask: Ask, work: (sql: Db) => Promise<Result>): Promise<Result> {
   let isOver = false
-  let isFinished = false
   const sql = tag(async (question) => {
     if (isOver) throw new Error('the transaction is over')
     return await ask(question)
   })
   await ask({ text: 'begin' })
+  let result: Result
   try {
-    const result = await work(sql)
-    isOver = true
-    isFinished = true
-    // If `work` overlooked a failure, Postgres rolls back.
-    if ((await ask({ text: 'commit' })).command !== 'COMMIT') throw new Error('the transaction was rolled back')
-    return result
+    result = await work(sql)
   } catch (error) {
     // What is left of `work` must not run after the rollback.
     isOver = true
     // The error that counts is the first.
-    if (!isFinished) await ask({ text: 'rollback' }).catch(() => {})
+    await ask({ text: 'rollback' }).catch(() => {})
     throw error
   }
+  isOver = true
+  // If `work` overlooked a failure, Postgres rolls back.
+  if ((await ask({ text: 'commit' })).command !== 'COMMIT') throw new Error('the transaction was rolled back')
+  return result
 }
 
 /** Makes a Db of what asks the database. */
