@@ -152,6 +152,8 @@ async function startDelivering(
     ...(config.EGRESS_PROXY_URL && { proxyUrl: config.EGRESS_PROXY_URL }),
   })
   closers.add('sender', sender.close)
+  /** How long a probe may be under way before another takes its place. */
+  const leaseSeconds = config.ATTEMPT_TIMEOUT_SECONDS + 10
   const worker = await startWorker({
     pool,
     claims,
@@ -161,7 +163,7 @@ async function startDelivering(
     log,
     concurrency,
     rules: endpointRules(config),
-    attemptTimeoutSeconds: config.ATTEMPT_TIMEOUT_SECONDS,
+    leaseSeconds,
     monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
     headerPrefix: config.WEBHOOK_HEADER_PREFIX,
     userAgent: `Waybill/${VERSION}`,
@@ -172,7 +174,7 @@ async function startDelivering(
     pool: upkeep,
     log,
     // A replay that is the next probe puts off the one after it by a minute (waybill.probe_now).
-    longestWaitSeconds: Math.max(config.BREAKER_PROBE_MAX_SECONDS, config.ATTEMPT_TIMEOUT_SECONDS + 10, 60),
+    longestWaitSeconds: Math.max(config.BREAKER_PROBE_MAX_SECONDS, leaseSeconds, 60),
   })
   closers.add('sweep', sweep.stop)
 }

@@ -38,7 +38,7 @@ type Worker = {
 /**
  * Delivers: claims due jobs, attempts up to `concurrency` of them at once and up to `rules.cap` for one endpoint, releases held
  * deliveries, and marks dead letters. Resolves when it runs. `claims` is a pool of its own, so that recording cannot keep it
- * busy, and its commits need not be durable: a crash merely forgets a claim.
+ * busy, and its commits need not be durable: a crash merely forgets a claim. `leaseSeconds`: see `startReleaser`.
  */
 export async function startWorker(deps: {
   pool: Pool
@@ -49,7 +49,7 @@ export async function startWorker(deps: {
   log: Log
   concurrency: number
   rules: EndpointRules
-  attemptTimeoutSeconds: number
+  leaseSeconds: number
   monthlyAttempts: number
   headerPrefix: string
   userAgent: string
@@ -104,7 +104,7 @@ export async function startWorker(deps: {
     lanes,
     hasBacklog: dispatcher.hasBacklog,
     slots: deps.concurrency,
-    leaseSeconds: deps.attemptTimeoutSeconds + 10,
+    leaseSeconds: deps.leaseSeconds,
     log,
   })
   Object.assign(wake, { dispatcher: dispatcher.wake, releaser: releaser.wake })
