@@ -161,7 +161,7 @@ async function startDelivering(
     sender,
     secretBox: parts.secretBox,
     log,
-    concurrency,
+    slots: concurrency,
     rules: endpointRules(config),
     leaseSeconds,
     monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,

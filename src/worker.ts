@@ -36,7 +36,7 @@ type Worker = {
 }
 
 /**
- * Delivers: claims due jobs, attempts up to `concurrency` of them at once and up to `rules.cap` for one endpoint, releases held
+ * Delivers: claims due jobs, attempts up to `slots` of them at once and up to `rules.cap` for one endpoint, releases held
  * deliveries, and marks dead letters. Resolves when it runs. `claims` is a pool of its own, so that recording cannot keep it
  * busy, and its commits need not be durable: a crash merely forgets a claim. `leaseSeconds`: see `startReleaser`.
  */
@@ -47,22 +47,22 @@ export async function startWorker(deps: {
   sender: Sender
   secretBox: SecretBox
   log: Log
-  concurrency: number
+  slots: number
   rules: EndpointRules
   leaseSeconds: number
   monthlyAttempts: number
   headerPrefix: string
   userAgent: string
 }): Promise<Worker> {
-  const { pool, claims, boss, log, rules } = deps
+  const { pool, claims, boss, log, slots, rules } = deps
   /** Ends all waiting of deliveries that have not been sent yet. */
   const closing = new AbortController()
-  const inHand = createInHand({ pool, slots: deps.concurrency, closing: closing.signal, log })
-  const lanes = createLanes({ cap: rules.cap, slots: deps.concurrency })
+  const inHand = createInHand({ pool, slots, closing: closing.signal, log })
+  const lanes = createLanes({ cap: rules.cap, slots })
   const deliver = createDeliver({
     sender: deps.sender,
     withPayload: createPayloads({ pool, closing: closing.signal, log }),
-    record: insistOn(createRecord({ pool, rules, slots: deps.concurrency, log }), log),
+    record: insistOn(createRecord({ pool, rules, slots, log }), log),
     keyOf: cacheKeys(deps.secretBox),
     headerPrefix: deps.headerPrefix,
     userAgent: deps.userAgent,
@@ -83,7 +83,7 @@ export async function startWorker(deps: {
     lanes,
     inHand,
     start: attempts.start,
-    slots: deps.concurrency,
+    slots,
     log,
   })
 
@@ -93,7 +93,7 @@ export async function startWorker(deps: {
   await pool.listen('waybill_held', () => wake.releaser())
 
   const dispatcher = startDispatcher({
-    slots: deps.concurrency,
+    slots,
     log,
     worthClaiming: lanes.worthClaiming,
     tooMany: inHand.tooMany,
@@ -103,7 +103,7 @@ export async function startWorker(deps: {
     pool,
     lanes,
     hasBacklog: dispatcher.hasBacklog,
-    slots: deps.concurrency,
+    slots,
     leaseSeconds: deps.leaseSeconds,
     log,
   })
