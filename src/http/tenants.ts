@@ -90,7 +90,7 @@ export function mountTenants(mount: Mount, { pool, auth, log }: { pool: Pool; au
     const [tenant] = await transact(pool, async (sql) => {
       // One at a time: two that exchange their slugs would wait for each other.
       await sql`select pg_advisory_xact_lock(hashtext('waybill.tenants'))`
-      return await sql`
+      return await sql<[{ tenant_id: string; created: boolean; limits: object }]>`
         with put as (
           insert into waybill.tenants as t (tenant_id, tenant_slug, limits)
           values (${body.tenant_id}, ${body.tenant_slug}, coalesce(${limits}::jsonb, '{}'))
@@ -104,7 +104,7 @@ export function mountTenants(mount: Mount, { pool, auth, log }: { pool: Pool; au
     })
     // Other processes are notified; this one forgets at once.
     auth.forget()
-    log.info({ tenant_id: tenant?.tenant_id, created: tenant?.created, limits: tenant?.limits }, 'tenant.stored')
+    log.info({ tenant_id: tenant.tenant_id, created: tenant.created, limits: tenant.limits }, 'tenant.stored')
     return c.json({ ok: true, ...tenant }, 200)
   })
 
