@@ -108,7 +108,7 @@ async function openDatabase(config: Config, log: Log, closers: Closers): Promise
  */
 function stopOnSignal(config: Config, log: Log, closers: Closers) {
   let begun = false
-  let heardAt = Number.NEGATIVE_INFINITY
+  let heardAt = -Infinity
   const hurry = new AbortController()
   const stop = (signal: string) => {
     if (performance.now() < heardAt + ECHO_MS) return

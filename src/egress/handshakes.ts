@@ -51,7 +51,7 @@ export function createHandshakes(): (tcp: Socket, receiver: string) => Handshake
   const trusted = new LRUCache<string, boolean>({ max: 10_000, ttl: DISTRUST_MS })
   const turn = createTurns(1)
   let unwatched = 0
-  let suspiciousUntil = Number.NEGATIVE_INFINITY
+  let suspiciousUntil = -Infinity
 
   const judge = (receiver: string, succeeded: boolean) => {
     if (!succeeded) trusted.set(receiver, false)

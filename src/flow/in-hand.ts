@@ -37,7 +37,7 @@ export function createInHand(deps: { pool: Pool; slots: number; closing: AbortSi
   let answered = 0
   const mostAnswered = UNRECORDED * deps.slots
 
-  const told = { at: Number.NEGATIVE_INFINITY, since: 0 }
+  const told = { at: -Infinity, since: 0 }
 
   function tellPutOff(ids: object, reason: unknown): void {
     if (performance.now() < told.at + TELL_MS) {

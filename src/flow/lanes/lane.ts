@@ -121,7 +121,7 @@ export const isIdle = (lane: Lane, now: number) => busyIn(lane, now) === 0 && is
  */
 export function inTime(lane: Lane, now: number, slots: number): number {
   const count = inPatience(lane.pace, now)
-  return lane.hasManyRetries || count < 2 * slots ? count : Number.POSITIVE_INFINITY
+  return lane.hasManyRetries || count < 2 * slots ? count : Infinity
 }
 
 /** Removes and returns the waiting claims that would have to wait longer than expected. */
