@@ -143,8 +143,8 @@ async function startDelivering(
   })
   closers.add('maintenance', stopMaintenance)
   const maxReceivers = connectionsPerSide(2)
-  const concurrency = Math.min(config.WORKER_CONCURRENCY, maxReceivers)
-  if (concurrency < config.WORKER_CONCURRENCY) log.warn({ concurrency }, 'worker.few_files')
+  const slots = Math.min(config.WORKER_CONCURRENCY, maxReceivers)
+  if (slots < config.WORKER_CONCURRENCY) log.warn({ concurrency: slots }, 'worker.few_files')
   const sender = createSender({
     allow: config.EGRESS_ALLOW,
     timeoutMs: config.ATTEMPT_TIMEOUT_SECONDS * 1000,
@@ -161,8 +161,8 @@ async function startDelivering(
     sender,
     secretBox: parts.secretBox,
     log,
-    slots: concurrency,
-    rules: endpointRules(config),
+    slots,
+    rules: endpointRules(config, slots),
     leaseSeconds,
     monthlyAttempts: config.MONTHLY_ATTEMPT_LIMIT,
     headerPrefix: config.WEBHOOK_HEADER_PREFIX,
@@ -179,8 +179,8 @@ async function startDelivering(
   closers.add('sweep', sweep.stop)
 }
 
-const endpointRules = (config: Config): EndpointRules => ({
-  cap: Math.min(config.ENDPOINT_CONCURRENCY, config.WORKER_CONCURRENCY),
+const endpointRules = (config: Config, slots: number): EndpointRules => ({
+  cap: Math.min(config.ENDPOINT_CONCURRENCY, slots),
   failures: config.BREAKER_FAILURES,
   seconds: config.BREAKER_SECONDS,
   probeSeconds: config.BREAKER_PROBE_SECONDS,

@@ -98,6 +98,22 @@ test('a worker makes no more attempts at once than there are files for receivers
   assert.ok(most > 1 && most <= concurrency, `${most} at once`)
 })
 
+test('an endpoint has recovered once it gets as much at once as files allow a worker', { skip }, async (t) => {
+  const receiver = await startReceiver(t)
+  const { sql, service, tenant } = await startTenant(t, {
+    flags: ['--import', limited(FILES)],
+    env: { WORKER_CONCURRENCY: '100', ENDPOINT_CONCURRENCY: '100' },
+  })
+  const { concurrency } = await service.logged('worker.few_files')
+  await tenant.createEndpoint(receiver.url('/hook'))
+  await tenant.publish()
+  await receiver.until(1, { path: '/hook' })
+  // As if more were held than are there: an endpoint has recovered, too, once nothing is.
+  await sql`update waybill.endpoint_stats set breaker = 'half_open', ramp = ${Number(concurrency)}, held = 1000`
+  await tenant.publish()
+  await waitFor(async () => (await sql`select from waybill.endpoint_stats where breaker = 'closed'`).length === 1)
+})
+
 test('clients that are refused after the log has told of others are told of, too, and each once', async (t) => {
   const told: number[] = []
   const server = createServer()
