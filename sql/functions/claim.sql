@@ -200,11 +200,6 @@ begin
   return found;
 end $$;
 
--- What workers up to 0.1.43 ask, one by one.
-create or replace function waybill.is_oldest(tenant text, endpoint uuid, delivery uuid) returns boolean language sql stable as $$
-  select delivery <> all(waybill.behind(array[tenant], array[endpoint], array[delivery], array[true]))
-$$;
-
 -- Notes that the worker that has these claims is alive, but for those that somebody settles at this moment: waiting for them with
 -- others locked could be a deadlock.
 create or replace function waybill.touch(ids uuid[], retry_counts int[]) returns void language plpgsql

@@ -39,14 +39,6 @@ create or replace function waybill.count_held(tenants text[], endpoints uuid[], 
     held = s.held + excluded.held, held_from = waybill.held_from_with(s.held, s.held_from, excluded.held_from)
 $$;
 
--- What workers up to 0.1.43 call, who do not say which deliveries these are.
-create or replace function waybill.count_held(tenants text[], endpoints uuid[], changes int[]) returns void language sql as $$
-  insert into waybill.endpoint_stats as s (tenant_id, endpoint_id, held)
-  select tenant_id, endpoint_id, sum(change) from unnest(tenants, endpoints, changes) as c (tenant_id, endpoint_id, change)
-  group by tenant_id, endpoint_id order by tenant_id, endpoint_id
-  on conflict (tenant_id, endpoint_id) do update set held = s.held + excluded.held, held_from = null
-$$;
-
 -- Counts a batch's requests against its tenants' rate windows, and what will be stored of it against their month. Returns, for each
 -- of `batch_tenants`, which are in order, where its window stands, when that began, and how many events its month has. Only waybill.publish
 -- calls it, whose planner's settings hold here, too.

@@ -14,7 +14,6 @@
 -- deliveries of every tenant with a backlog, their time would be over. They still use up their tenant's share.
 -- A probe is queued as a retry, whether its delivery has been attempted or not: after an outage, probes of thousands of endpoints
 -- may hang, and retries leave half of the worker to first attempts.
-drop function if exists waybill.release_held(text[], uuid[], int[], int[], interval);
 create or replace function waybill.release_held(tenants text[], endpoints uuid[], busy int[], most int[], lease interval,
   ahead interval default '500 milliseconds')
 returns table (tenant_id text, endpoint_id uuid, released int) language plpgsql
@@ -224,10 +223,9 @@ begin
     order by delivery_id limit 10000));
 end $$;
 
-drop function if exists waybill.hurry(text, uuid[]);
 -- Makes those of a tenant's deliveries that wait for their retries due now, and returns them, or null if there are none. `ids` is in
 -- order.
-create function waybill.hurry(tenant text, ids uuid[]) returns uuid[] language plpgsql
+create or replace function waybill.hurry(tenant text, ids uuid[]) returns uuid[] language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
