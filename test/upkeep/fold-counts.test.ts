@@ -82,3 +82,19 @@ test('a run that is the victim of a deadlock with another goes on', async (t) =>
     ['a', 'b'].map((tenant_id) => ({ tenant_id, endpoint_id: '00000000-0000-0000-0000-000000000000' })),
   )
 })
+
+test('the counts of many tenants are looked up, and not read as a whole for each hundred', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  await sql`insert into waybill.tenants (tenant_id, tenant_slug) select n, n from generate_series(1, 3000) n`
+  await sql`
+    insert into waybill.attempt_counts (tenant_id, endpoint_id, hour, status_code, attempts, retries, duration_ms)
+    select tenant_id, md5(tenant_id)::uuid, date_trunc('hour', now(), 'utc') - h * interval '1 hour', 200, 1, 0, 1
+    from waybill.tenants, generate_series(1, 40) h`
+  await sql`vacuum analyze`
+  const session = newSession()
+  await foldCounts(session)
+  await session`select pg_stat_force_next_flush()`
+  const [{ scans }] = await sql<[{ scans: number }]>`
+    select seq_scan::int as scans from pg_stat_user_tables where relname = 'attempt_counts'`
+  assert.equal(scans, 0)
+})
