@@ -608,3 +608,25 @@ test('all keys whose events are gone are deleted, wherever the last who read the
   )
   assert.equal(await deleteKeys(sql, new Date()), 20_000)
 })
+
+test('deleting a key takes as long however many there are, and wherever vacuum has made room for new ones', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  // Four to a page, of which one is old.
+  await sql`
+    insert into waybill.idempotency_keys (tenant_id, key, event_id)
+    select 'acme', repeat('k', 1800) || i, waybill.first_id(now() - case when i % 4 = 0 then interval '1 hour' else interval '0' end)
+    from generate_series(1, 20000) i`
+  await sql`vacuum analyze waybill.idempotency_keys`
+  const session = newSession()
+  const pagesRead = async () => {
+    await session`select pg_stat_force_next_flush()`
+    const [row] = await session<[{ n: number }]>`
+      select (heap_blks_read + heap_blks_hit)::int as n from pg_statio_user_tables where relname = 'idempotency_keys'`
+    return row.n
+  }
+  const before = await pagesRead()
+  assert.equal(await deleteKeys(session, new Date(Date.now() - 1_800_000)), 5000)
+  const pages = (await pagesRead()) - before
+  // Five for each that is found, locked and deleted. Twenty batches that all began with the first page would read eight.
+  assert.ok(pages < 30_000, `${pages} pages`)
+})

@@ -94,21 +94,29 @@ export async function deleteKeys(pool: Pool, cutoff: Date): Promise<number> {
   let last = '(0,0)'
   for (;;) {
     const began = performance.now()
-    const [deleted] = await pool<[{ count: number; last: string | null }]>`
-      with gone as (
-        delete from waybill.idempotency_keys where ctid = any(array(
-          select ctid from waybill.idempotency_keys k where ctid > ${last} and event_id < waybill.first_id(${cutoff})
-            -- Written so that it stays a sub-query: a join would read all events for each batch.
-            and (select e.event_id from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id) is null
-          limit ${MAX_DELETE} for update skip locked
-        )) returning ctid
-      )
-      select count(*)::int, max(ctid)::text as last from gone`
+    const deleted = await pool.begin((sql) => deleteNextKeys(sql, cutoff, last))
     if (!deleted.last) return total
     total += deleted.count
     last = deleted.last
     await sleep(REST * (performance.now() - began))
   }
+}
+
+/** Deletes the next keys after `after`, a row's place in the table. */
+async function deleteNextKeys(sql: Db, cutoff: Date, after: string): Promise<{ count: number; last: string | null }> {
+  // A scan of the whole table might begin anywhere in it.
+  await lookUpOnly(sql)
+  const [deleted] = await sql<[{ count: number; last: string | null }]>`
+    with gone as (
+      delete from waybill.idempotency_keys where ctid = any(array(
+        select ctid from waybill.idempotency_keys k where ctid > ${after} and event_id < waybill.first_id(${cutoff})
+          -- Written so that it stays a sub-query: a join would read all events for each batch.
+          and (select e.event_id from waybill.events e where e.tenant_id = k.tenant_id and e.event_id = k.event_id) is null
+        limit ${MAX_DELETE} for update skip locked
+      )) returning ctid
+    )
+    select count(*)::int, max(ctid)::text as last from gone`
+  return deleted
 }
 
 /**
