@@ -214,6 +214,39 @@ test('a day that a run had put aside when it died is deleted by the next one, wi
   assert.deepEqual({ ...left }, { tables: 0, delivered: 2 })
 })
 
+test('while a day goes, who publishes to one of its endpoints waits for a thousand counts at most', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const day = await makeDay(sql, OLD)
+  const endpoints = (
+    await sql<
+      { id: string }[]
+    >`select waybill.make_id(clock_timestamp()) as id from generate_series(1, 5000) order by 1`
+  ).map(({ id }) => id)
+  await makeOld(sql, 'acme', { ago: OLD, status: 'delivered', endpoints })
+  const counts = async () =>
+    (
+      await sql<{ n: number }[]>`
+        select count(*)::int as n from waybill.endpoint_stats where delivered > 0 union all select count(*)::int from waybill.uncounted`
+    ).map(({ n }) => n)
+  const run = (pool: Pool) => runRetention(pool, { days: 2, apply: true, log: createLog('silent') })
+  let running: Promise<unknown> | undefined
+  await newSession().begin(async (publish) => {
+    await publish`select from waybill.endpoint_stats where endpoint_id = ${endpoints[4500] ?? ''} for update`
+    running = run(sql)
+    await waitFor(async () => (await waitingForLocks(sql)) === 1, { what: 'retention to wait for the publish' })
+    const [table] = await sql`select to_regclass(${`waybill.deliveries_${day}`}) as name`
+    assert.equal(table?.name, null)
+    assert.deepEqual(await counts(), [1000, 1000])
+  })
+  await running
+  assert.deepEqual(await counts(), [0, 0])
+  // A run may have died before that.
+  await sql`update waybill.endpoint_stats set delivered = 1`
+  await sql`insert into waybill.uncounted select tenant_id, endpoint_id, 'delivered', 1 from waybill.endpoint_stats`
+  await run(sql)
+  assert.deepEqual(await counts(), [0, 0])
+})
+
 test('what is live of an old day outlives its tables, is delivered once its endpoint is active, and then goes too', async (t) => {
   const { sql, receiver, tenant, makeEndpoint, setActive, off, runRetention, daysLeft, count } = await startOld(t, {
     mode: 'all',

@@ -3,12 +3,13 @@ import type { Db, Pool } from '../db/open.ts'
 import { retried } from '../db/retried.ts'
 import { identifier } from '../db/statement.ts'
 import { type Counts, countRows, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
-import { type Finished, uncountFinished } from './prune.ts'
 
 const RETRY_MS = 500
 /** Everybody waits while a day's live rows are moved: 0.2 s for this many, on a busy machine. */
 const MAX_MOVED = 10_000
 const MAX_MOVED_BYTES = 4 * 1024 * 1024
+/** So many counts are changed at once. Who publishes to one of their endpoints waits meanwhile: 50 ms on a busy machine. */
+const MAX_UNCOUNTED = 1000
 /** Making a day's partitions reads the default partitions, and everybody waits for that. */
 const MAX_DEFAULT_BYTES = 64 * 1024 * 1024
 
@@ -20,7 +21,10 @@ const MAX_DEFAULT_BYTES = 64 * 1024 * 1024
  */
 export async function dropDay(pool: Pool, day: string, mostTries: number): Promise<Counts | null> {
   const isDetached = await detachInTurn(pool, day, mostTries)
-  return isDetached ? await pool.begin((sql) => dropDetached(sql, day)) : null
+  if (!isDetached) return null
+  const counts = await pool.begin((sql) => dropDetached(sql, day))
+  await uncountDropped(pool)
+  return counts
 }
 
 /** What `dropDay` would delete; null when too much is live. Throws (isGone) when another run drops it meanwhile. */
@@ -61,17 +65,36 @@ async function detachDay(sql: Db, day: string): Promise<boolean> {
   return true
 }
 
-/** Drops a day that has been detached, and takes its deliveries off the endpoints' counts. */
+/** Drops a day that has been detached, and notes what is to be taken off the endpoints' counts. */
 async function dropDetached(sql: Db, day: string): Promise<Counts> {
   if ((await takeTurn(sql, day)) === 'gone') return NO_ROWS
   const counts = await countRows(sql, day)
-  const finished = await sql<Finished[]>`
-    select tenant_id, endpoint_id, status, count(*)::int as n from ${table('deliveries', day)} group by 1, 2, 3`
+  await sql`
+    insert into waybill.uncounted as u select tenant_id, endpoint_id, status, count(*) from ${table('deliveries', day)} group by 1, 2, 3
+    on conflict (tenant_id, endpoint_id, status) do update set count = u.count + excluded.count`
   // Nobody else waits behind this lock, and autovacuum gives way after a second.
   await sql`set local lock_timeout = '5s'`
   for (const kind of KINDS) await sql`drop table ${table(kind, day)}`
-  await uncountFinished(sql, finished)
   return counts
+}
+
+/** Takes the deliveries of days that were dropped, by this run or one that did not come to this, off their endpoints' counts. */
+export async function uncountDropped(pool: Pool): Promise<void> {
+  for (;;) {
+    const began = performance.now()
+    const [{ taken }] = await retried(
+      () => pool<[{ taken: number }]>`
+        with taken as (
+          delete from waybill.uncounted where ctid = any(array(
+            select ctid from waybill.uncounted order by tenant_id, endpoint_id, status limit ${MAX_UNCOUNTED} for update skip locked))
+          returning *
+        )
+        select count(*)::int as taken, waybill.count_deliveries(array_agg(tenant_id), array_agg(endpoint_id), array_agg(status), array_agg(-count))
+        from taken`,
+    )
+    if (taken === 0) return
+    await sleep(REST * (performance.now() - began))
+  }
 }
 
 /**

@@ -5,7 +5,7 @@ import { firstId } from '../ids.ts'
 import { type Counts, KINDS, lookUpOnly, NO_ROWS, REST, table, takeTurn } from './partitions.ts'
 
 /** How many finished deliveries an endpoint loses. */
-export type Finished = { tenant_id: string; endpoint_id: string; status: string; n: number }
+type Finished = { tenant_id: string; endpoint_id: string; status: string; n: number }
 
 /** Small enough that a batch of deletes delays nobody. */
 const MAX_DELETE = 250
@@ -123,7 +123,7 @@ async function deleteNextKeys(sql: Db, cutoff: Date, after: string): Promise<{ c
  * Takes finished deliveries out of the endpoints' counts. Must be the last step of a transaction: batches that publish or record
  * want the same rows, and would wait for all the rest of it.
  */
-export async function uncountFinished(sql: Db, finished: Finished[]): Promise<void> {
+async function uncountFinished(sql: Db, finished: Finished[]): Promise<void> {
   await sql`
     select waybill.count_deliveries(${finished.map((row) => row.tenant_id)}::text[], ${finished.map((row) => row.endpoint_id)}::uuid[],
       ${finished.map((row) => row.status)}::waybill.delivery_status[], ${finished.map((row) => -row.n)}::int[])`

@@ -1,7 +1,7 @@
 import { isGone, isKept, isRetryable } from '../db/errors.ts'
 import type { Pool } from '../db/open.ts'
 import type { Log } from '../log.ts'
-import { countDay, dropDay } from './drop-day.ts'
+import { countDay, dropDay, uncountDropped } from './drop-day.ts'
 import { type Counts, KINDS, NO_ROWS } from './partitions.ts'
 import { countKeys, countRowsToPrune, deleteKeys, pruneRows } from './prune.ts'
 
@@ -65,7 +65,11 @@ export async function runRetention(
     ...total,
     idempotency_keys: await keys(pool, cutoff),
   }
-  if (options.apply) await pool`delete from waybill.attempt_counts where hour < ${cutoff}`
+  if (options.apply) {
+    // What a run that died has left.
+    await uncountDropped(pool)
+    await pool`delete from waybill.attempt_counts where hour < ${cutoff}`
+  }
   options.log.info(result, 'retention.run')
   if (obstacle) throw obstacle
   return result
