@@ -2,7 +2,8 @@
 -- now: it is inactive, its breaker is open, or it is ordered and an earlier delivery waits for its retry.
 --
 -- Of each endpoint a thousand in the queue and a thousand held are looked at: the oldest may wait for retries, and not be due, or have
--- been replayed only now. Where Postgres thinks that an endpoint has few, it would sort all that it has.
+-- been replayed only now. Where Postgres thinks that an endpoint has few, it would sort all that it has. The order names `held`, as the index
+-- deliveries_live has it: ordered by their ids alone, all deliveries of the tenant might be read for each endpoint.
 --
 -- The days of the last week are opened, and those that held ones are known to be of; and all if there is less on these than is counted, as
 -- their plan takes longer than all the rest.
@@ -28,12 +29,12 @@ begin
         (select next_attempt_at, true as is_old from waybill.deliveries d
          where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
            and d.delivery_id between first_queued and last_id
-         order by delivery_id limit 500)
+         order by d.held, delivery_id limit 500)
         union all
         (select next_attempt_at, false from waybill.deliveries d
          where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and not d.held
            and d.delivery_id between first_queued and last_id
-         order by delivery_id desc limit 500)
+         order by d.held desc, delivery_id desc limit 500)
       ) ends
     ) queued on true
     cross join lateral (
@@ -47,7 +48,7 @@ begin
         select delivery_id, updated_at, status = 'pending' and earlier_attempts = 0 as is_new from waybill.deliveries d
         where d.tenant_id = e.tenant_id and d.endpoint_id = e.endpoint_id and d.status in ('pending', 'retrying') and d.held
           and takes and d.delivery_id between first_held and last_id
-        order by delivery_id limit 1000) oldest
+        order by d.held, delivery_id limit 1000) oldest
     ) held on true
     -- Where nothing waits, each day's index would be asked in vain.
     where s.tenant_id = tenant and s.pending + s.retrying > 0;

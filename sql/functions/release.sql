@@ -157,7 +157,8 @@ end $$;
 -- The oldest held deliveries of each endpoint, at most as many as it has room for: `lane` is its place in the arrays, `nth` the delivery's
 -- among its own. `wanted`: where to start, if it is not the oldest. `froms`: endpoint_stats.held_from. Planned anew each time, for the days
 -- at hand: a kept plan would open, or at least lock, each day that is kept. And in the order of the index, whatever the statistics
--- say: by those of a day when nothing was held, all that is held would be sorted for each endpoint.
+-- say: by those of a day when nothing was held, all that is held would be sorted for each endpoint; and beside an old day all that the
+-- tenant has would be read for it, by the key, were `held` not named in the order as the index has it.
 create or replace function waybill.oldest_held(tenants text[], endpoints uuid[], rooms int[], wanted uuid[], froms uuid[], moment timestamptz)
 returns table (lane bigint, nth bigint, delivery_id uuid, spent_retries int) language plpgsql stable strict
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -177,7 +178,7 @@ begin
     select delivery_id, spent_retries from waybill.deliveries d
     where d.tenant_id = l.tenant_id and d.endpoint_id = l.endpoint_id and d.status in ('pending', 'retrying') and d.held
       and d.delivery_id between first_id and last_id and d.delivery_id >= greatest(l.wanted, l.held_from, smallest)
-    order by d.delivery_id limit l.room) d
+    order by d.held, d.delivery_id limit l.room) d
   -- Whoever publishes to one of these endpoints waits for the whole release. The rest is left to the next look.
   limit 2000;
 end $$;
@@ -220,7 +221,7 @@ begin
   perform waybill.hurry(tenant, array(
     select delivery_id from waybill.deliveries
     where tenant_id = tenant and endpoint_id = endpoint and not held and status in ('pending', 'retrying')
-    order by delivery_id limit 10000));
+    order by held, delivery_id limit 10000));
 end $$;
 
 -- Makes those of a tenant's deliveries that wait for their retries due now, and returns them, or null if there are none. `ids` is in
