@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
+import { setTimeout } from 'node:timers/promises'
 import type { Db, Pool } from '../src/db/open.ts'
 import { createLog } from '../src/log.ts'
 import { createClockMender } from '../src/upkeep/clock-set-back.ts'
@@ -363,6 +364,25 @@ test('more lost jobs than one look repairs are repaired without a rest', async (
   cleanUp(t, sweep.stop)
   const held = async () => (await sql`select from waybill.deliveries where held`).length
   await waitFor(async () => (await held()) === 1001, { what: 'all to be held' })
+})
+
+test('a sweep through a long queue leaves the database nine tenths of the time', async (t) => {
+  const { sql } = await createWithEndpoint(t)
+  await publishMany(sql, 'acme', 1)
+  const looks: number[] = []
+  const pool = new Proxy(sql, {
+    apply(pool, self, [text, ...values]) {
+      const isLook = String(text).includes('sum(queued)')
+      if (isLook) looks.push(performance.now())
+      const asked = Reflect.apply(pool, self, [text, ...values])
+      return isLook ? setTimeout(100).then(() => asked) : asked
+    },
+  })
+  const sweeper = startSweep({ pool, log: createLog('silent'), longestWaitSeconds: 300 })
+  cleanUp(t, sweeper.stop)
+  await waitFor(() => looks.length === 2, { what: 'the second look' })
+  const [first = 0, second = 0] = looks
+  assert.ok(second - first >= 999, `the second came ${second - first} ms after the first`)
 })
 
 test('a probe that is due tomorrow, because the clock was ahead, is made now', async (t) => {

@@ -7,6 +7,8 @@ import { DELIVERIES } from '../queue.ts'
 import { createClockMender } from './clock-set-back.ts'
 
 const SWEEP_MS = 20_000
+/** After a look it rests for so many times as long as that took: where millions wait, they are all looked at, one after another. */
+const REST = 9
 /** A delivery that changed a moment ago may be in the middle of a step; one due and unchanged for this long is not. */
 const OVERDUE_SECONDS = 15
 const MAX_BATCH = 1000
@@ -37,6 +39,7 @@ export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: num
         await mendClock()
         await replayLeftOver(pool).catch((error: unknown) => log.error({ err: error }, 'sweep.replays_failed'))
       }
+      const begun = performance.now()
       const before = last
       const next = await endpointsAfter(pool, before)
       last = next.at(-1) ?? NONE
@@ -44,7 +47,8 @@ export function startSweep(deps: { pool: Pool; log: Log; longestWaitSeconds: num
       await catchUpLeftOver(pool, next).catch((error: unknown) => log.error({ err: error }, 'sweep.not_caught_up'))
       const swept = await sweep(pool, before, last)
       if (swept > 0) log.warn({ deliveries: swept }, 'sweep.jobs_recreated')
-      if (swept === MAX_BATCH) last = before
+      if (swept < MAX_BATCH) return REST * (performance.now() - begun)
+      last = before
       return true
     },
   })
