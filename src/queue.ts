@@ -28,7 +28,6 @@ export type DeliveryJob = {
 export type QueueSettings = Pick<Config, 'RETRY_LIMIT' | 'RETRY_DELAY_SECONDS' | 'RETRY_DELAY_MAX_SECONDS'>
 
 const FOREVER_SECONDS = 10 * 365 * 86_400
-const SUPERVISE_SECONDS = 15
 /**
  * As long as pg-boss allows, until `updateQueues` has made it longer: lost workers are found by their silence (flow/take-back.ts),
  * allowing for a clock that leaps ahead, as pg-boss does not. A job keeps the value it was queued with.
@@ -56,7 +55,10 @@ export function bossAddress(url: string, settings: Record<string, string> = {}) 
   return { ...address, options: startOptions(address.options, settings) }
 }
 
-/** pg-boss on connections of its own. Once started it supervises its queues, and runs what is scheduled. */
+/**
+ * pg-boss on connections of its own. Once started it supervises its queues, for which it reads all jobs once a minute, and runs what is
+ * scheduled. What must be quick is done elsewhere (flow/take-back.ts).
+ */
 export function createBoss(url: string, log: Log): PgBoss {
   const boss = new PgBoss({
     ...bossAddress(url),
@@ -64,9 +66,6 @@ export function createBoss(url: string, log: Log): PgBoss {
     application_name: 'waybill queue',
     max: 2,
     migrate: false,
-    // Supervision reads the whole table, however large the backlog. What must be quick is done elsewhere (flow/take-back.ts).
-    superviseIntervalSeconds: SUPERVISE_SECONDS,
-    monitorIntervalSeconds: SUPERVISE_SECONDS,
     // Never warns: our own metrics say it better.
     warningQueueSize: 1_000_000_000,
     clock: STEADY_CLOCK,
