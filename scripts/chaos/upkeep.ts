@@ -141,7 +141,8 @@ const bereft: Experiment = {
       const name = `worker-${names.size}`
       const url = new URL(world.database.url)
       url.searchParams.set('options', `-c chaos.worker=${name}`)
-      names.set(name, await world.fleet.start('worker', { databaseUrl: url.href }))
+      // As libpq reads it, a plus sign is no space.
+      names.set(name, await world.fleet.start('worker', { databaseUrl: url.href.replaceAll('+', '%20') }))
     }
     while (names.size < WORKERS) await startNamed()
     slowAtFirst(world, 500)
