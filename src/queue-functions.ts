@@ -13,13 +13,14 @@ export const queueFunctions = async (boss: PgBoss, table: string): Promise<strin
 /**
  * `waybill.enqueue_new` queues deliveries that are due at once straight into the table; those with a bundle share its job
  * (sql/functions/bundles.sql). Those that are `held` wait as rows or, in waybill.release_held, get their jobs from the caller.
- * `waybill.enqueue_one` queues one. Their rows are the same as those that `waybill.enqueue` makes, at a third of the cost.
+ * `waybill.enqueue_one` queues one. Their rows are the same as those that `waybill.enqueue` makes, at a third of the cost, but that they
+ * have their places in their turns (waybill.moment_in_turn).
  */
 function enqueueNew(table: string): string {
   const insert = (jobs: string) => `
     insert into ${table} (id, name, data, priority, start_after, created_on, keep_until, expire_seconds, deletion_seconds,
       retry_limit, retry_delay, retry_backoff, retry_delay_max, policy, dead_letter, heartbeat_seconds)
-    select j.id, q.name, j.data, -floor(j.tag)::int, pgboss.job_now(), pgboss.job_now(),
+    select j.id, q.name, j.data, -floor(j.tag)::int, pgboss.job_now(), waybill.moment_in_turn(j.tag),
       pgboss.job_now() + q.retention_seconds * interval '1s', q.expire_seconds, q.deletion_seconds,
       q.retry_limit, q.retry_delay, q.retry_backoff, q.retry_delay_max, q.policy, q.dead_letter, q.heartbeat_seconds
     from (${jobs}) j join pgboss.queue q on q.name = '${DELIVERIES}'`

@@ -41,8 +41,8 @@ async function stored(sql: Pool, tenant: string) {
           || jsonb_build_object('shares_id', left(delivery_id::text, 18) = left(event_id::text, 18),
             'is_dated', next_attempt_at = updated_at and updated_at between now() - interval '1 minute' and now())
         from about d order by delivery_id) as deliveries,
-      array(select to_jsonb(j) - array['id', 'start_after', 'created_on', 'keep_until'] || jsonb_build_object('data', j.data - 'tenant_id',
-          'is_theirs', j.data ->> 'tenant_id' = ${tenant}, 'is_due', start_after <= now(), 'kept_for', keep_until - created_on)
+      array(select to_jsonb(j) - array['id', 'start_after', 'keep_until'] || jsonb_build_object('data', j.data - 'tenant_id',
+          'is_theirs', j.data ->> 'tenant_id' = ${tenant}, 'is_due', start_after <= now(), 'kept_for', keep_until - start_after)
         from pgboss.job j join about on delivery_id = j.id order by j.id) as jobs,
       array(select to_jsonb(w) - 'tenant_id' from waybill.rate_windows w where tenant_id = ${tenant}) as windows,
       array(select to_jsonb(u) - 'tenant_id' from waybill.usage u where tenant_id = ${tenant}) as usage,

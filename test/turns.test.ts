@@ -3,6 +3,7 @@ import { type TestContext, test } from 'node:test'
 import type { Db, Pool } from '../src/db/open.ts'
 import { createDatabase, insertEndpoint, waitingForLocks } from './support/database.ts'
 import { NO_LIMITS, publishMany } from './support/deliveries.ts'
+import { claim } from './support/queue.ts'
 import { waitFor } from './support/wait.ts'
 
 const FULL = 64
@@ -63,6 +64,27 @@ for (const [how, publishOne] of Object.entries(HOWS)) {
     assert.equal((await turns(sql)).length, Math.ceil((50 * 6) / FULL))
   })
 
+  test(`who publishes while many tenants have a backlog waits for a part of their turn (${how})`, async (t) => {
+    const sql = await start(t)
+    const tenants = Array.from({ length: 40 }, (_, nth) => `tenant-${nth}`)
+    for (const tenant of tenants) {
+      await insertEndpoint(sql, { tenant })
+      await publishMany(sql, tenant, 2 * FULL)
+    }
+    await addEndpoints(sql, 1)
+    for (let nth = 0; nth < 3; nth++) await claim(sql)
+    // Their bundles hold sixteen each. A few that come one after the other have their places, too.
+    const part = (tenants.length * 16) / 100
+    for (let nth = 0; nth < 3; nth++) {
+      await publishOne(sql, 'a')
+      const [{ id }] = await sql<[{ id: string }]>`
+        select delivery_id as id from waybill.deliveries where tenant_id = 'acme' order by delivery_id desc limit 1`
+      let claims = 1
+      while (!(await claim(sql)).includes(id)) claims++
+      assert.ok(claims <= part + 2, `came with the ${claims}th claim`)
+    }
+  })
+
   test(`nor if each of them gets its own, one after the other (${how})`, async (t) => {
     const sql = await start(t)
     await addEndpoints(sql, 200, (nth) => `kind ${nth}`)
@@ -78,7 +100,7 @@ for (const [how, publishOne] of Object.entries(HOWS)) {
       await publishOne(sql, 'small')
       const [job] = await sql<
         { tag: number }[]
-      >`select (data ->> 'tag')::float8 as tag from pgboss.job order by created_on desc limit 1`
+      >`select (data ->> 'tag')::float8 as tag from pgboss.job order by start_after desc limit 1`
       return job?.tag
     }
     for (const nth of [1, 2, 3]) assert.equal(await placeOfNext(), CLOCK + (nth * 3) / FULL)

@@ -42,7 +42,8 @@ begin
     -- or it would be taken for due before the database's clock was set back (upkeep/clock-set-back.ts).
     update pgboss.job j set state = case when due is null then 'created' else 'retry' end::pgboss.job_state, started_on = null,
       heartbeat_on = case when due is not null then now() end, start_after = coalesce(due, j.start_after),
-      priority = case when due is null then waybill.place_again(j.priority) else waybill.retry_priority(due) end
+      priority = case when due is null then waybill.place_again(j.priority) else waybill.retry_priority(due) end,
+      created_on = case when due is null then waybill.moment_before_turn(j.id) else j.created_on end
     from (
       select id, retry_count, now() + (seconds - random()) * interval '1 second' as due from unnest(ids, retry_counts) as c (id, retry_count)
     ) u

@@ -10,7 +10,20 @@ create or replace function waybill.retry_priority(due timestamptz) returns int l
   select waybill.first_retry() - greatest(0, ceil(extract(epoch from due - '2026-01-01 00:00+00'::timestamptz)))::int
 $$;
 
--- The place for what was claimed from `priority` and comes back: where claiming has got to, before all that waits.
+-- When a job at `tag` is taken to have been created: pg-boss goes by that among jobs of one priority, which is a whole turn. So they come
+-- in fair order also within it. By the time at which they were published, who comes while thousands of tenants have a backlog
+-- would have to wait for 64 deliveries of each.
+create or replace function waybill.moment_in_turn(tag float8) returns timestamptz language sql immutable parallel safe as $$
+  select to_timestamp(946684800 + tag - floor(tag))
+$$;
+
+-- The same for what comes before its turn: the oldest of these first.
+create or replace function waybill.moment_before_turn(job uuid) returns timestamptz language sql immutable parallel safe as $$
+  select to_timestamp(extract(epoch from waybill.made_at(job)) - 3e9)
+$$;
+
+-- The place for what was claimed from `priority` and comes back: where claiming has got to, before all that waits there
+-- (waybill.moment_before_turn).
 create or replace function waybill.place_again(priority int) returns int language sql stable as $$
   select case when priority > waybill.first_retry() then -floor(tag)::int else greatest(retry, waybill.retry_priority(now())) end
   from waybill.queue_clock, waybill.claim_marks

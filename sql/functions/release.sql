@@ -148,7 +148,7 @@ begin
       as p (tenant_id, id, is_first, urgent, bundle, start, clock, slot)
     where bundle is null;
     perform waybill.enqueue(jobs);
-    perform waybill.rank_released(picked.ids, picked.retries, picked.firsts, picked.urgent);
+    perform waybill.rank_released(picked.ids, picked.retries, picked.firsts, picked.urgent, picked.starts);
   end if;
   perform pg_notify('waybill_due', case when false = any(picked.firsts) then 'retry' else '' end);
   return query select c.t, c.e, count(*)::int from unnest(picked.tenants, picked.endpoints) as c (t, e) group by c.t, c.e;
@@ -193,15 +193,16 @@ begin
 end $$;
 
 -- Gives the jobs of released deliveries the retries that these have spent: started_on is empty, so the next claim is this very retry and not
--- one more. An urgent first attempt is put before all others of its priority, of which each tenant with a backlog has up to 64.
-create or replace function waybill.rank_released(ids uuid[], retries int[], firsts boolean[], urgent boolean[]) returns void language plpgsql
+-- one more. A first attempt gets its place within its turn: an urgent one before all others, of which each tenant with a backlog has up to 64.
+create or replace function waybill.rank_released(ids uuid[], retries int[], firsts boolean[], urgent boolean[], tags float8[])
+returns void language plpgsql
 set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   update pgboss.job j set retry_count = r.retries,
-    created_on = case when r.is_first then j.created_on - interval '1 day' else j.created_on end
-  from unnest(ids, retries, firsts, urgent) as r (id, retries, is_first, urgent)
-  where j.name = 'deliveries' and j.id = any(ids) and j.id = r.id and (r.retries > 0 or r.is_first and r.urgent);
+    created_on = case when not r.is_first then j.created_on when r.urgent then waybill.moment_before_turn(j.id) else waybill.moment_in_turn(r.tag) end
+  from unnest(ids, retries, firsts, urgent, tags) as r (id, retries, is_first, urgent, tag)
+  where j.name = 'deliveries' and j.id = any(ids) and j.id = r.id and (r.retries > 0 or r.is_first);
 end $$;
 
 -- A delivery's id, if it is held. A function of its own, planned for the day at hand.

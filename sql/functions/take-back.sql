@@ -58,6 +58,7 @@ begin
     state = case when due_now then 'retry' else j.state end,
     start_after = case when due_now then now() else j.start_after end,
     priority = case when due_now then waybill.place_again(j.priority) else j.priority end,
+    created_on = case when due_now then waybill.moment_before_turn(j.id) else j.created_on end,
     retry_limit = case when crashes >= poison then j.retry_count else j.retry_limit end
   from decided d where j.name = 'deliveries' and j.id = any(lapsed.ids) and j.id = d.id
   returning d.tenant_id, d.id, d.retry_count, d.crashes, d.due_now;
