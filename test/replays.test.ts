@@ -375,6 +375,24 @@ test('a replay that is asked for while an older one is dropped is kept', async (
   assert.deepEqual({ ...request }, { is_open: true })
 })
 
+test('a replay that was asked for during an attempt is not carried out while its success is recorded', async (t) => {
+  const { sql, newSession } = await createDatabase(t)
+  const { ids } = await startFailing(sql, [false])
+  await sql`update pgboss.job set state = 'active' where name = 'deliveries'`
+  await sql`insert into waybill.replay_requests values ('acme', ${ids[0]!}, now())`
+  const { carrying } = await sql.begin(async (record) => {
+    await record`update waybill.deliveries set status = 'delivered', completed_at = now(), last_attempt_at = now() - interval '1 second'`
+    await record`delete from pgboss.job where name = 'deliveries'`
+    const carrying = carryOut(newSession(), ids[0]!)
+    await waitFor(() => waitingForLocks(sql, '%replay_as_requested%'), { what: 'the replay to wait' })
+    return { carrying }
+  })
+  await carrying
+  const [{ status }] = await sql<[{ status: string }]>`select status from waybill.deliveries`
+  assert.equal(status, 'delivered')
+  assert.deepEqual([...(await sql`select from waybill.replay_requests`)], [])
+})
+
 test('a replay that was asked for of what is gone meanwhile is not kept', async (t) => {
   const { sql } = await createDatabase(t)
   const id = randomUUID()

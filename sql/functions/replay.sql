@@ -83,6 +83,11 @@ declare
 begin
   -- One after the other: whoever comes second finds no request any more.
   perform pg_advisory_xact_lock(hashtext('waybill.replay_as_requested'), hashtext(delivery::text));
+  -- Nor is its success recorded between the question and the replay. Locked as in a replay.
+  perform from waybill.events where tenant_id = tenant
+    and event_id = (select event_id from waybill.deliveries where tenant_id = tenant and delivery_id = delivery)
+    and event_id between waybill.first_delivery_id(delivery) and waybill.last_delivery_id(delivery) for key share;
+  perform from waybill.deliveries where tenant_id = tenant and delivery_id = delivery for update;
   select asked_at, d.status <> 'delivered' and (asked_at > coalesce(d.last_attempt_at, '-infinity') or d.last_error = 'worker_lost') as is_open
   into request
   from waybill.replay_requests r left join waybill.deliveries d using (tenant_id, delivery_id)
