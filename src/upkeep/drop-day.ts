@@ -16,15 +16,12 @@ const MAX_DEFAULT_BYTES = 64 * 1024 * 1024
 /**
  * Drops one day of all three tables; its live rows move to the default partitions. Null if those are too many to be moved. In two
  * steps: the day is detached, for which everybody waits a moment, then counted and dropped, which takes long and delays nobody. A day
- * that was only detached, because the process ended or someone still reads it, is dropped by the next run. Throws a retryable
- * error if others do not let go of it within `mostTries`.
+ * that was only detached, because the process ended or someone still reads it, is dropped by the next run. What has gone is still in
+ * its endpoints' counts (`uncountDropped`). Throws a retryable error if others do not let go of the day within `mostTries`.
  */
 export async function dropDay(pool: Pool, day: string, mostTries: number): Promise<Counts | null> {
   const isDetached = await detachInTurn(pool, day, mostTries)
-  if (!isDetached) return null
-  const counts = await pool.begin((sql) => dropDetached(sql, day))
-  await uncountDropped(pool)
-  return counts
+  return isDetached ? await pool.begin((sql) => dropDetached(sql, day)) : null
 }
 
 /** What `dropDay` would delete; null when too much is live. Throws (isGone) when another run drops it meanwhile. */

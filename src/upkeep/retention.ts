@@ -56,6 +56,7 @@ export async function runRetention(
         return NO_ROWS
       })
     for (const kind of KINDS) total[kind] += counts[kind]
+    if (options.apply) await uncountDropped(pool)
   }
   const leftovers = await rows(pool, 'default', cutoff)
   for (const kind of KINDS) total[kind] += leftovers[kind]
@@ -65,12 +66,10 @@ export async function runRetention(
     ...total,
     idempotency_keys: await keys(pool, cutoff),
   }
-  if (options.apply) {
-    // What a run that died has left.
-    await uncountDropped(pool)
-    await pool`delete from waybill.attempt_counts where hour < ${cutoff}`
-  }
+  if (options.apply) await pool`delete from waybill.attempt_counts where hour < ${cutoff}`
   options.log.info(result, 'retention.run')
+  // What a run that died has left.
+  if (options.apply) await uncountDropped(pool)
   if (obstacle) throw obstacle
   return result
 }
