@@ -146,6 +146,46 @@ for (const [how, publishOne] of Object.entries(HOWS)) {
   })
 }
 
+/** Fails unless each endpoint's deliveries have jobs that will be claimed in their order; of one job any may be the first. */
+async function assertOldestFirst(sql: Pool): Promise<void> {
+  const jobs = await sql<{ ids: string[] }[]>`
+    select coalesce(data -> 'ids', jsonb_build_array(id)) as ids from pgboss.job where name = 'deliveries' order by priority desc, created_on`
+  const place = new Map(jobs.flatMap(({ ids }, nth) => ids.map((id) => [id, nth] as const)))
+  const endpoints = await sql<{ ids: string[] }[]>`
+    select json_agg(delivery_id order by delivery_id) as ids from waybill.deliveries group by endpoint_id`
+  for (const { ids } of endpoints) {
+    const places = ids.flatMap((id) => place.get(id) ?? [])
+    assert.equal(places.length, ids.length)
+    assert.deepEqual(
+      places,
+      places.toSorted((one, other) => one - other),
+    )
+  }
+}
+
+test('where endpoints share jobs, what is published at once is claimed in the order of each', async (t) => {
+  const sql = await start(t)
+  for (const types of [
+    ['a', 'c'],
+    ['b', 'c'],
+  ])
+    await insertEndpoint(sql, { types })
+  await publishMany(sql, 'acme', 40, 'a')
+  await publishMany(sql, 'acme', 32, 'c')
+  await assertOldestFirst(sql)
+})
+
+test('what is gathered from many turns keeps its order', async (t) => {
+  const sql = await start(t)
+  await sql`update waybill.queue_clock set tag = 1e8 + 0.5`
+  await addEndpoints(sql, 1)
+  for (let nth = 0; nth < FULL; nth++) await publishMany(sql, 'acme', 1)
+  await sql`update waybill.queue_clock set tag = 0.5`
+  assert.deepEqual([...(await sql`select waybill.gather_strays() as found`)], [{ found: FULL + 1 }])
+  assert.equal((await turns(sql)).length, 1)
+  await assertOldestFirst(sql)
+})
+
 test('what is published at once to many endpoints does not stand in one turn, nor does what comes next', async (t) => {
   const sql = await start(t)
   await addEndpoints(sql, 16)

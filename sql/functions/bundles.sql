@@ -1,5 +1,5 @@
--- A bundle is one job for the first attempts of up to 16 deliveries of one tenant that were published or released together and stand at
--- the same place in the queue. Its `ids` are those that are not settled yet. It is claimed as a whole: a delivery that has to come
+-- A bundle is one job for the first attempts of up to 16 deliveries of one tenant that were published or released together and stand
+-- beside one another in a turn; its place is the last one's. Its `ids` are those that are not settled yet. It is claimed as a whole: a delivery that has to come
 -- again (after a failure, or because its worker stopped or was lost) gets a job of its own first. So a delivery costs a sixteenth of a
 -- job as long as all goes well.
 

@@ -17,9 +17,9 @@ create or replace function waybill.moment_in_turn(tag float8) returns timestampt
   select to_timestamp(946684800 + tag - floor(tag))
 $$;
 
--- The same for what comes before its turn: the oldest of these first.
+-- The same for what comes before its turn: the oldest of these first. An id's time has a fraction of its millisecond, in its next 12 bits.
 create or replace function waybill.moment_before_turn(job uuid) returns timestamptz language sql immutable parallel safe as $$
-  select to_timestamp(extract(epoch from waybill.made_at(job)) - 3e9)
+  select to_timestamp(extract(epoch from waybill.made_at(job)) + ('x' || substr(job::text, 16, 3))::bit(12)::int / 4.096e6 - 3e9)
 $$;
 
 -- The place for what was claimed from `priority` and comes back: where claiming has got to, before all that waits there
@@ -61,6 +61,7 @@ begin
     select id from pgboss.job where name = 'deliveries' and state < 'active' and priority > waybill.first_retry() for update skip locked
   )
   update pgboss.job j set priority = least(0, priority + base::int),
+    created_on = case when priority + base::int > 0 then waybill.moment_before_turn(j.id) else created_on end,
     data = case when data ? 'tag' then jsonb_set(data, '{tag}', to_jsonb(greatest(0, (data ->> 'tag')::float8 - base))) else data end
   from waiting w where j.name = 'deliveries' and j.id = w.id;
   with tagged as (
@@ -88,7 +89,8 @@ begin
       and priority < -floor(clock + 5e7)::int and priority > waybill.first_retry()
     for update skip locked
   )
-  update pgboss.job j set priority = -floor(clock)::int,
+  -- As they come from many turns, the oldest come first, and not each where it stood in its own.
+  update pgboss.job j set priority = -floor(clock)::int, created_on = waybill.moment_before_turn(j.id),
     data = case when data ? 'tag' then jsonb_set(data, '{tag}', to_jsonb(clock)) else data end
   from stray where j.name = 'deliveries' and j.id = stray.id;
   get diagnostics jobs = row_count;

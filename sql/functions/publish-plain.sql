@@ -123,8 +123,8 @@ begin
         using (event_type)
     ), bundled as materialized (
       select *, case when count(*) over job > 1 then waybill.bundle_id(first_value(delivery_id) over job) end as bundle
-      from (select *, (row_number() over (partition by floor(tag) order by i, delivery_id) - 1) / 16 as nth from due) d
-      window job as (partition by floor(tag), nth order by i, delivery_id rows between unbounded preceding and unbounded following)
+      from (select *, (row_number() over (partition by floor(tag) order by tag, i, delivery_id) - 1) / 16 as nth from due) d
+      window job as (partition by floor(tag), nth order by tag, i, delivery_id rows between unbounded preceding and unbounded following)
     ), delivering as (
       insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at, bundle)
       select tenant, delivery_id, event_id, endpoint_id, event_type, false, moment, moment, bundle from bundled

@@ -284,10 +284,10 @@ begin
       using (tenant_id, event_type)
     where out is null
   ), bundled as materialized (
-    -- Deliveries that stand at the same place in the queue share jobs, up to sixteen each.
+    -- Deliveries that stand beside one another in a turn share jobs, up to sixteen each.
     select *, case when not held and count(*) over job > 1 then waybill.bundle_id(first_value(delivery_id) over job) end as bundle
-    from (select *, (row_number() over (partition by tenant_id, held, floor(tag) order by i, delivery_id) - 1) / 16 as nth from due) d
-    window job as (partition by tenant_id, held, floor(tag), nth order by i, delivery_id
+    from (select *, (row_number() over (partition by tenant_id, held, floor(tag) order by tag, i, delivery_id) - 1) / 16 as nth from due) d
+    window job as (partition by tenant_id, held, floor(tag), nth order by tag, i, delivery_id
       rows between unbounded preceding and unbounded following)
   ), delivering as (
     insert into waybill.deliveries (tenant_id, delivery_id, event_id, endpoint_id, event_type, held, next_attempt_at, updated_at, bundle)

@@ -99,15 +99,15 @@ begin
   end if;
   if picked.n = 0 then return; end if;
 
-  -- Those that stand at the same place in the queue share jobs, as in waybill.publish, but never one that has been there before.
+  -- Those that stand beside one another in a turn share jobs, as in waybill.publish, but never one that has been there before.
   bundles := array(
     select case when usual and count(*) over job > 1 then first_value(new_bundle) over job end
     from (
       -- Made here, since each row of a window would make another for its first one.
-      select *, waybill.new_bundle_id(id) as new_bundle, (row_number() over (partition by tenant_id, usual, floor(tag) order by i) - 1) / 16 as nth
+      select *, waybill.new_bundle_id(id) as new_bundle, (row_number() over (partition by tenant_id, usual, floor(tag) order by tag, i) - 1) / 16 as nth
       from unnest(picked.tenants, picked.ids, picked.usual, picked.tags) with ordinality as p (tenant_id, id, usual, tag, i)
     ) p
-    window job as (partition by tenant_id, usual, floor(tag), nth order by i rows between unbounded preceding and unbounded following)
+    window job as (partition by tenant_id, usual, floor(tag), nth order by tag, i rows between unbounded preceding and unbounded following)
     order by i);
 
   perform waybill.set_held(picked.tenants, picked.ids, false, bundles, array_fill(0, array[picked.n]),
